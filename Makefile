@@ -1,0 +1,30 @@
+# Each target does all its own set-up, inside this folder only.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(BIN)/ordain demo --out demo-out
+
+test: lint
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict src
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# torch goes first and alone: its pin decides which build every later package is content with.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,113 @@
+"""Gradients that are simply there: given by the user or made by torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ordain.errors import GradientError
+from ordain.gradients.base import Gradients
+
+
+class Dense:
+    """Per-example gradients held as blocks ``[B, d_1], [B, d_2], ...`` that are never joined."""
+
+    def __init__(self, blocks: Sequence[Tensor]) -> None:
+        self._blocks = tuple(blocks)
+
+    @property
+    def size(self) -> int:
+        return self._blocks[0].shape[0]
+
+    @property
+    def dim(self) -> int:
+        return sum(block.shape[1] for block in self._blocks)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._blocks[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._blocks[0].device
+
+    def gram(self) -> Tensor:
+        first, *rest = self._blocks
+        total = first @ first.T
+        for block in rest:
+            total.addmm_(block, block.T)
+        return total
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        parts = torch.split(vectors, [block.shape[1] for block in self._blocks], dim=1)
+        total = parts[0] @ self._blocks[0].T
+        for part, block in zip(parts[1:], self._blocks[1:], strict=True):
+            total.addmm_(part, block.T)
+        return total
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.cat([weights @ block for block in self._blocks], dim=1)
+
+    def select(self, rows: Tensor) -> Dense:
+        return Dense([block[rows] for block in self._blocks])
+
+
+def as_gradients(grads: Any) -> Gradients:
+    """Take per-example gradients in any of the forms users have them in.
+
+    Args:
+        grads: ``[B, d]``; or a dict or list of ``[B, *shape]`` in a fixed order; torch or NumPy; or
+            anything that already is a :class:`~ordain.gradients.Gradients`.
+    """
+    if hasattr(grads, "weighted_sum") and hasattr(grads, "gram"):
+        return grads  # type: ignore[no-any-return]
+    if isinstance(grads, Mapping):
+        named = {str(key): value for key, value in grads.items()}
+    elif isinstance(grads, (list, tuple)):
+        named = {f"[{i}]": value for i, value in enumerate(grads)}
+    else:
+        named = {"grads": grads}
+    if not named:
+        raise GradientError("no gradients", expected="at least one tensor [B, *shape]", remedy="Pass [B, d].")
+    blocks = [_block(name, value) for name, value in named.items()]
+    sizes = {name: block.shape[0] for name, block in zip(named, blocks, strict=True)}
+    if len(set(sizes.values())) > 1:
+        raise GradientError(
+            f"different numbers of examples: {sizes}",
+            expected="the same batch size B as the first dimension of every tensor",
+            remedy="Pass per-example gradients, one row an example, not summed ones.",
+        )
+    common = blocks[0].dtype
+    for block in blocks[1:]:
+        common = torch.promote_types(common, block.dtype)
+    return Dense([block.to(common) for block in blocks])
+
+
+def _block(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.array(value))
+    if not isinstance(value, Tensor):
+        raise GradientError(
+            f"{name} of type {type(value).__name__}",
+            expected="a torch tensor or a NumPy array [B, *shape]",
+            remedy="Pass [B, d], or a dict or list of [B, *shape].",
+        )
+    if value.ndim < 2 and name == "grads":
+        raise GradientError(
+            f"gradients of shape {tuple(value.shape)}",
+            expected="[B, d], one row an example",
+            remedy="For a single example pass g.reshape(1, -1).",
+        )
+    if value.ndim < 1 or not value.is_floating_point():
+        raise GradientError(
+            f"{name} of shape {tuple(value.shape)} and dtype {value.dtype}",
+            expected="floating-point gradients with the examples as first dimension",
+            remedy="Pass [B, d], or a dict or list of [B, *shape].",
+        )
+    # Detached: a gradient that kept its graph would keep every batch of the epoch alive.
+    block = value.detach().reshape(value.shape[0], -1)
+    return block.to(torch.promote_types(block.dtype, torch.float32))

@@ -1,0 +1,160 @@
+"""Per-example gradients of a whole model by torch.func, out of an ordinary ``loss.backward()``.
+
+A hook keeps the model's inputs and the gradient that arrives at its outputs. For each example the
+gradient is then a vector-Jacobian product of the model at that example alone, vmapped over the batch.
+Needs a second forward and backward, and ``[chunk, d]`` memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ordain.errors import GradientError, InputError, UnsupportedModuleError
+from ordain.gradients.base import Gradients
+from ordain.gradients.dense import Dense
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass
+class _Pass:
+    """One forward: its inputs (tensors detached) and the gradients that came back, by output leaf."""
+
+    inputs: tuple[Any, dict[str, Any]]
+    cotangents: dict[int, Tensor] = field(default_factory=dict)
+
+
+class FuncSource:
+    """Watch ``model`` and make per-example gradients with torch.func.
+
+    Args:
+        model: called once for each batch; inputs and outputs have the examples as first dimension.
+        params: which trainable parameters to order by, as a test of their names; all by default.
+        loss_reduction: how the loss reduces over the examples of a batch. Under ``"mean"`` a backward
+            gives each example 1/B of its gradient, which is undone here.
+        chunk_size: examples at a time; all by default.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: Reduction = "mean",
+        chunk_size: int | None = None,
+    ) -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise InputError(
+                f"loss_reduction={loss_reduction!r}",
+                expected="'mean' or 'sum'",
+                remedy="Say how your loss reduces over the batch; torch's losses take the mean by default.",
+            )
+        self._model = model
+        self._names = [
+            name for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))
+        ]
+        if not self._names:
+            raise InputError(
+                "a model with no trainable parameter to order by",
+                expected="at least one parameter with requires_grad",
+                remedy="Check params= and requires_grad, or pass model=None and call observe().",
+            )
+        self.dim = sum(model.get_parameter(name).numel() for name in self._names)
+        self._mean = loss_reduction == "mean"
+        self._chunk_size = chunk_size
+        self._passes: list[_Pass] = []
+        self._recomputing = False
+        self._handle = model.register_forward_hook(self._watch, with_kwargs=True)
+
+    def detach(self) -> None:
+        self._handle.remove()
+        self._passes.clear()
+
+    def _watch(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if self._recomputing or not torch.is_grad_enabled() or not module.training:
+            return
+        # A forward whose backward never came (an exception, a discarded loss) leaves nothing behind.
+        self._passes = [one for one in self._passes if one.cotangents]
+        flat, spec = tree_flatten((args, kwargs))
+        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        record = _Pass(tree_unflatten(detached, spec))
+        self._passes.append(record)
+        for i, leaf in enumerate(tree_flatten(output)[0]):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(partial(self._reach, record, i))  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _reach(record: _Pass, i: int, grad: Tensor) -> None:
+        before = record.cotangents.get(i)
+        record.cotangents[i] = grad.detach().clone() if before is None else before + grad.detach()
+
+    def collect(self) -> list[Gradients]:
+        passes, self._passes = [one for one in self._passes if one.cotangents], []
+        return [self._gradients(one) for one in passes]
+
+    def _gradients(self, record: _Pass) -> Dense:
+        self._refuse_mixing()
+        kept, cotangents = list(record.cotangents), list(record.cotangents.values())
+        size = cotangents[0].shape[0] if cotangents[0].ndim else 0
+        if not size or any(grad.ndim == 0 or grad.shape[0] != size for grad in cotangents):
+            raise GradientError(
+                f"model outputs of shapes {[tuple(grad.shape) for grad in cotangents]}",
+                expected="the examples as first dimension of every output",
+                remedy="Return one row an example from the model and take the loss outside it.",
+            )
+        model = self._model
+        trained = {name: model.get_parameter(name).detach() for name in self._names}
+        fixed = {name: p.detach() for name, p in model.named_parameters() if name not in trained}
+        fixed |= dict(model.named_buffers())
+        flat, spec = tree_flatten(record.inputs)
+        mapped = [isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == size for leaf in flat]
+        tensors = [leaf for leaf, yes in zip(flat, mapped, strict=True) if yes]
+
+        def gradient(xs: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
+            rows = iter(xs)
+            leaves = [next(rows).unsqueeze(0) if yes else leaf for leaf, yes in zip(flat, mapped, strict=True)]
+            args, kwargs = tree_unflatten(leaves, spec)
+
+            def outputs(weights: dict[str, Tensor]) -> list[Tensor]:
+                out, _ = tree_flatten(functional_call(model, {**fixed, **weights}, args, kwargs))
+                return [out[i] for i in kept]
+
+            pull = vjp(outputs, trained)[1]
+            answer: dict[str, Tensor] = pull([grad.unsqueeze(0) for grad in grads])[0]
+            return answer
+
+        self._recomputing = True
+        try:
+            made = vmap(gradient, chunk_size=self._chunk_size)(tensors, cotangents)
+        except RuntimeError as error:
+            if "randomness" not in str(error):
+                raise
+            raise UnsupportedModuleError(
+                "a model that draws random numbers in training (dropout)",
+                expected="a forward that gives the same output twice",
+                remedy="Set dropout to 0, or pass your own gradients to observe().",
+            ) from error
+        finally:
+            self._recomputing = False
+        scale = float(size) if self._mean else 1.0
+        blocks = [made[name].reshape(size, -1) for name in self._names]
+        return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
+
+    def _refuse_mixing(self) -> None:
+        for path, module in self._model.named_modules():
+            if isinstance(module, _BatchNorm) and module.training:
+                raise UnsupportedModuleError(
+                    f"{type(module).__name__} at {path!r} in training mode",
+                    expected="layers that treat each example by itself",
+                    remedy="Use GroupNorm or LayerNorm, put the layer in eval() mode, "
+                    "or order whole batches with group=batch_size and observe().",
+                )

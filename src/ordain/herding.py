@@ -1,0 +1,317 @@
+"""The herding problem on plain vectors: its objective, and the paper's ways to solve it.
+
+Given z_1 .. z_n in R^d, find an order in which every prefix sum of the centred vectors is small
+(Eq. 3). Functions take NumPy arrays (memory-mapped ones too) or torch tensors ``[n, d]`` and answer
+in kind; they work on the CPU, read the input in place, and copy it only to change dtype, device or layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ordain import _rng
+from ordain.balancing import Balancer, Deterministic
+from ordain.errors import BalancingFailedError, InputError
+
+__all__ = ["balance", "greedy", "herd", "herding_objective", "prefix_norms", "reorder"]
+
+Array = TypeVar("Array", NDArray[Any], torch.Tensor)
+Centering = Literal["mean", "pair"]
+Progress = Callable[[int, int], None]
+
+_BLOCK_NUMBERS = 2**21  # 16 MB of float64: what is held besides the input
+_GREEDY_GRAM_BYTES = 2**28
+_WALK_ATTEMPTS = 100
+
+
+def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
+    """Norms of all prefix sums of the centred vectors: ``[n]``, the curve of Figure 1(b).
+
+    >>> prefix_norms(np.array([[0.0], [1.0], [2.0], [3.0]])).tolist()
+    [1.5, 2.0, 1.5, 0.0]
+    """
+    rows, mean = _read(z)
+    sigma = _check_order(order, len(rows))
+    if norm not in (1, 2, math.inf):
+        raise InputError(f"norm={norm!r}", expected="1, 2 or math.inf", remedy="Eq. 3 uses math.inf.")
+    carry = np.zeros(rows.shape[1])
+    norms = np.empty(len(rows))
+    for start, stop in _blocks(rows):
+        sums = np.cumsum(rows[sigma[start:stop]] - mean, axis=0)
+        sums += carry
+        norms[start:stop] = np.linalg.norm(sums, ord=norm, axis=1)
+        carry = sums[-1]
+    return _like(z, norms)
+
+
+def herding_objective(z: Array, order: Any = None, *, norm: float = math.inf) -> float:
+    """The largest norm of a prefix sum of the centred vectors (Eq. 3).
+
+    >>> herding_objective(np.array([[0.0], [1.0], [2.0], [3.0]]), order=[0, 3, 1, 2])
+    1.5
+    """
+    return float(prefix_norms(z, order, norm=norm).max())
+
+
+def balance(z: Array, *, balancer: Balancer | None = None, order: Any = None, seed: int = 0) -> Array:
+    """Signs that keep every signed prefix sum of ``z``, as given and in ``order``, small.
+
+    Args:
+        z: ``[n, d]``; not centred here (see :func:`herd`).
+        balancer: :class:`~ordain.balancing.Deterministic` by default.
+        order: visit the rows in this order; the t-th sign belongs to row ``order[t]``.
+        seed: for balancers that draw random numbers.
+
+    Returns:
+        ``[n]`` of +1 and -1 (int8), in visiting order.
+
+    Raises:
+        BalancingFailedError: the self-balancing walk left its bound.
+    """
+    rows, _ = _read(z)
+    sigma = _check_order(order, len(rows))
+    signs = _signs(rows, sigma, balancer or Deterministic(), centre=None, paired=False, seed=_rng.check_seed(seed))
+    return _like(z, signs)
+
+
+@overload
+def reorder(signs: torch.Tensor, order: Any = None) -> torch.Tensor: ...
+@overload
+def reorder(signs: Any, order: Any = None) -> NDArray[np.int64]: ...
+def reorder(signs: Any, order: Any = None) -> Any:
+    """Algorithm 3: +1 rows in their order, then 0 rows in theirs, then -1 rows reversed.
+
+    A 0 (which the paper does not have) marks a row without a sign: it keeps a place in the middle,
+    so that the answer is a permutation whatever happened to a row.
+
+    >>> reorder([+1, -1, +1, -1]).tolist()
+    [0, 2, 3, 1]
+    """
+    e = np.asarray(signs)
+    sigma = _check_order(order, len(e))
+    if e.ndim != 1 or not np.isin(e, (-1, 0, 1)).all():
+        raise InputError(f"signs of shape {e.shape}", expected="[n] of +1, -1 (or 0)", remedy="See balance().")
+    new = np.concatenate([sigma[e > 0], sigma[e == 0], sigma[e < 0][::-1]])
+    return _like(signs, new)
+
+
+def greedy(z: Array, *, progress: Progress | None = None) -> Array:
+    """Algorithm 1: always take the vector that leaves the prefix sum smallest. O(n^2 d) work.
+
+    Can be far worse than random (Statement 1); kept because it is the field's baseline.
+    """
+    from ordain import _kernels
+
+    rows, mean = _read(z)
+    n, d = rows.shape
+    inner, left, sigma = np.zeros(n), np.arange(n), np.empty(n, dtype=np.int64)
+    whole = n * n * 8 <= _GREEDY_GRAM_BYTES
+    squares, gram, row = np.empty(n), np.empty((0, 0)), np.empty(d)
+    if whole:
+        gram = np.zeros((n, n))
+        for start, stop in _blocks(rows.T):  # columns of z, so that no centred copy is made
+            part = rows[:, start:stop] - mean[start:stop]
+            gram += part @ part.T
+    else:
+        for start, stop in _blocks(rows):
+            squares[start:stop] = np.square(rows[start:stop] - mean).sum(axis=1)
+    chunk = max(1, n // 200)
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
+        if whole:
+            _kernels.greedy_gram(gram, inner, left, sigma, start, stop)
+        else:
+            _kernels.greedy_stream(rows, mean, squares, row, inner, left, sigma, start, stop)
+        if progress:
+            progress(stop, n)
+    return _like(z, sigma)
+
+
+def herd(
+    z: Array,
+    *,
+    rounds: int = 10,
+    balancer: Balancer | None = None,
+    centering: Centering = "mean",
+    order: Any = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Array:
+    """Balance, reorder (Algorithm 3), repeat: each round brings Eq. 3 nearer to the balancing bound.
+
+    Theorem 2: a round takes the herding objective from H to at most (A+H)/2. A failed walk is
+    started again with new random numbers.
+
+    Args:
+        z: ``[n, d]``.
+        rounds: how often to balance and reorder.
+        balancer: :class:`~ordain.balancing.Deterministic` by default.
+        centering: ``"mean"`` balances the centred vectors; ``"pair"`` the differences of consecutive
+            ones: +1 puts the first of a pair in front and the second at the back, -1 the other way round.
+        order: the order to begin from; ``range(n)`` by default.
+        seed: for balancers that draw random numbers.
+        progress: called with (vectors done, vectors in all).
+
+    Returns:
+        ``[n]``, a permutation (int64).
+
+    >>> z = np.random.default_rng(0).random((1000, 16))
+    >>> herding_objective(z) / herding_objective(z, herd(z)) > 5
+    True
+    """
+    rows, mean = _read(z)
+    n = len(rows)
+    sigma = _check_order(order, n)
+    balancer = balancer or Deterministic()
+    seed = _rng.check_seed(seed)
+    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:
+        raise InputError(f"rounds={rounds!r}", expected="an integer >= 0", remedy="Ten rounds are usually enough.")
+    if centering not in ("mean", "pair"):
+        raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is the paper's.")
+    paired = centering == "pair"
+
+    for number in range(rounds):
+        for attempt in range(_WALK_ATTEMPTS):
+            try:
+                signs = _signs(
+                    rows,
+                    sigma,
+                    balancer,
+                    centre=None if paired else mean,
+                    paired=paired,
+                    seed=seed,
+                    stream=number * _WALK_ATTEMPTS + attempt,
+                    progress=progress and partial(_tell, progress, number * n, 2 if paired else 1, rounds * n),
+                )
+                break
+            except BalancingFailedError:
+                if attempt == _WALK_ATTEMPTS - 1:
+                    raise
+        sigma = reorder(_place_pairs(signs, n) if paired else signs, sigma)
+    return _like(z, sigma)
+
+
+def _tell(progress: Progress, before: int, each: int, total: int, done: int) -> None:
+    progress(before + each * done, total)
+
+
+def _place_pairs(signs: NDArray[np.int8], n: int) -> NDArray[np.int8]:
+    """Signs of pairs [n // 2] as signs of their members [n]; an odd last member gets 0."""
+    places = np.zeros(n, dtype=np.int8)
+    places[0 : n - n % 2 : 2] = signs
+    places[1::2] = -signs
+    return places
+
+
+def _signs(
+    rows: NDArray[Any],
+    sigma: NDArray[np.int64],
+    balancer: Balancer,
+    *,
+    centre: NDArray[np.float64] | None,
+    paired: bool,
+    seed: int,
+    stream: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.int8]:
+    """One pass over the vectors, streamed: on the CPU this beats a Gram matrix at every d we measured."""
+    from ordain import _kernels
+
+    d = rows.shape[1]
+    count = len(sigma) // 2 if paired else len(sigma)
+    centre = np.zeros(d) if centre is None else centre
+    state, s, row = balancer.start(), np.zeros(d), np.empty(d)
+    if balancer.kind == _kernels.WALK:
+        state[2] = _largest_norm(rows, sigma, centre, paired)  # all vectors are here: the bound is exact
+    parameter = balancer.parameter(n=count, d=d)
+    signs = np.zeros(count, dtype=np.int8)
+    chunk = max(1, _BLOCK_NUMBERS // d)
+    for start in range(0, count, chunk):
+        stop = min(start + chunk, count)
+        u = np.zeros(stop - start)
+        if balancer.random:
+            u = _rng.uniforms(stop - start, seed=seed, stream=stream, start=start)
+        done = _kernels.stream_signs(
+            balancer.kind, rows, sigma, start, stop, paired, centre, s, row, u, state, parameter, signs[start:stop]
+        )
+        if done < 0:
+            raise balancer.failure(-1 - done, parameter)
+        if progress:
+            progress(stop)
+    return signs
+
+
+def _largest_norm(rows: NDArray[Any], sigma: NDArray[np.int64], centre: NDArray[np.float64], paired: bool) -> float:
+    largest = 0.0
+    sigma = sigma[: len(sigma) - len(sigma) % 2] if paired else sigma
+    for start, stop in _blocks(rows, even=True):
+        block = rows[sigma[start:stop]].astype(np.float64)
+        block = block[0::2] - block[1::2] if paired else block - centre
+        largest = max(largest, float(np.square(block).sum(axis=1).max(initial=0.0)))
+    return math.sqrt(largest)
+
+
+def _blocks(rows: NDArray[Any], *, even: bool = False) -> Iterator[tuple[int, int]]:
+    size = max(2 if even else 1, _BLOCK_NUMBERS // rows.shape[1])
+    size -= size % 2 if even else 0
+    for start in range(0, len(rows), size):
+        yield start, min(start + size, len(rows))
+
+
+def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The rows as a C-ordered float array, and their mean; clear errors for what cannot be herded."""
+    if isinstance(z, torch.Tensor):
+        z = z.detach().cpu()
+        z = (z if z.dtype in (torch.float32, torch.float64) else z.double()).numpy()
+    rows = np.asanyarray(z)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise InputError(
+            f"vectors of shape {tuple(rows.shape)}",
+            expected="[n, d] with n >= 1 and d >= 1",
+            remedy="Put one vector in each row; flatten gradients with g.reshape(n, -1).",
+        )
+    if rows.dtype.kind not in "fiub":
+        raise InputError(f"vectors of dtype {rows.dtype}", expected="real numbers", remedy="Convert to float64 first.")
+    if rows.dtype not in (np.float32, np.float64):
+        rows = rows.astype(np.float64)
+    rows = np.ascontiguousarray(rows)
+    total = np.zeros(rows.shape[1])
+    for start, stop in _blocks(rows):
+        with np.errstate(invalid="ignore", over="ignore"):
+            total += rows[start:stop].sum(axis=0, dtype=np.float64)
+        if not np.isfinite(total).all():
+            bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1)) + start
+            what = f"NaN or infinity in row {bad[0]}" if len(bad) else f"sums beyond float64 near row {start}"
+            raise InputError(what, expected="finite vectors", remedy="Drop or repair such rows before herding.")
+    return rows, total / len(rows)
+
+
+def _check_order(order: Any, n: int) -> NDArray[np.int64]:
+    if order is None:
+        return np.arange(n)
+    sigma = np.asarray(order)
+    if sigma.shape != (n,) or sigma.dtype.kind not in "iu" or not _is_permutation(sigma):
+        raise InputError(
+            f"an order of shape {sigma.shape} and dtype {sigma.dtype}",
+            expected=f"a permutation of range({n})",
+            remedy="Each row must be named exactly once.",
+        )
+    return sigma.astype(np.int64)
+
+
+def _is_permutation(sigma: NDArray[Any]) -> bool:
+    n = len(sigma)
+    if n and (sigma.min() < 0 or sigma.max() >= n):
+        return False
+    return bool((np.bincount(sigma, minlength=n) == 1).all())
+
+
+def _like(example: Array, answer: NDArray[Any]) -> Array:
+    return torch.from_numpy(answer) if isinstance(example, torch.Tensor) else answer

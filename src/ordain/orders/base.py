@@ -1,0 +1,236 @@
+"""What every order has: a first epoch, a cursor for its sampler, and a rule for when an epoch ends.
+
+Two states, never mixed. What an order has *learned* changes only when gradients arrive; where its
+sampler *stands* changes only when indices are drawn, which loaders do ahead of time. The next
+epoch's order is adopted at its first draw.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from ordain import _rng
+from ordain.errors import InputError, StateError, StepError
+from ordain.sampler import OrderSampler
+
+Indices = NDArray[np.int64]
+STATE_VERSION = 1
+
+
+class Order(ABC):
+    """An order in which to visit ``n`` examples, epoch after epoch.
+
+    Units of ``group`` examples stay together and are ordered as one. The units are cut from the
+    first epoch, which is the same for every order of the same ``seed`` and ``n``.
+
+    Args:
+        n: the number of examples, or the (map-style) dataset itself.
+        group: how many examples make a unit.
+        seed: everything random follows from it.
+    """
+
+    learns: ClassVar[bool] = False
+
+    def __init__(self, n: Any, *, group: int = 1, seed: int = 0) -> None:
+        self.n = check_n(n)
+        self.group = _check_group(group)
+        self.seed = _rng.check_seed(seed)
+        self.sampler = OrderSampler(self)
+        self._units = -(-self.n // self.group)
+        self._members = self._first_epoch()  # unit u is _members[u * group : (u + 1) * group]
+        self._epoch = 0
+        self._drawn = 0  # the cursor: how many of this epoch's indices have been drawn
+        self._taken = 0  # how many of those, from the front, have been observed
+        self._touched = False  # has anything of this epoch been observed?
+        self._ticket = 0  # names the live pass
+        self._resuming = False
+
+    # --- what a user sees -------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being visited, from 0; it changes at the first draw of the next."""
+        return self._epoch
+
+    @abstractmethod
+    def step(self) -> None:
+        """Call once after each ``loss.backward()``."""
+
+    @abstractmethod
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
+
+    @abstractmethod
+    def history(self, epoch: int) -> Indices:
+        """``[n]``: the examples in the order in which ``epoch`` visits (or visited) them."""
+
+    def resume(self, done: int | None = None) -> None:
+        """After :meth:`load_state_dict`: the next pass goes on where the saved epoch stopped.
+
+        Without it the next pass begins the next epoch. ``done`` says how many examples of the epoch
+        the saved run had trained on; orders that see gradients know, the others must be told.
+        """
+        done = self._known_progress() if done is None else done
+        if not isinstance(done, int) or not 0 <= done <= self.n:
+            raise InputError(
+                f"done={done!r}",
+                expected=f"how many of the epoch's {self.n} examples are done",
+                remedy="Pass steps_done * batch_size.",
+            )
+        self._drawn = self._taken = done
+        # A finished epoch has nothing to go on with: its last state leads to the next epoch.
+        self._resuming, self._touched = done < self.n, done > 0
+
+    def detach(self) -> None:  # noqa: B027
+        """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on: tensors, numbers and strings only."""
+        return {"version": STATE_VERSION, **self._identity(), "epoch": self._epoch, "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
+        self._check_state(state)
+        self._epoch, self._taken = state["epoch"], state["taken"]
+        self._drawn, self._touched, self._resuming = self._taken, self._taken > 0, False
+        self._ticket += 1
+
+    def __repr__(self) -> str:
+        more = f", group={self.group}" if self.group > 1 else ""
+        return f"{type(self).__name__}(n={self.n}{more}, seed={self.seed})"
+
+    # --- what the sampler asks --------------------------------------------------------------------
+
+    def _begin_pass(self) -> tuple[int, Indices, int]:
+        """A new iterator draws its first index: (its ticket, the epoch's indices, where to start)."""
+        if self._resuming:
+            self._resuming = False
+        elif self._drawn:
+            if self._is_over():
+                self._advance()
+            self._drawn = self._taken = 0
+        self._ticket += 1
+        return self._ticket, self.history(self._epoch), self._drawn
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Does a second pass begin the next epoch, or was the first only a look (nothing observed)?"""
+
+    def _advance(self) -> None:
+        """Adopt the next epoch's order."""
+        self._epoch += 1
+        self._touched = False
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    def _first_epoch(self) -> Indices:
+        return _rng.permutation(self.n, seed=self.seed)
+
+    def _expand(self, arrangement: Indices) -> Indices:
+        """Units to examples."""
+        if self.group == 1:
+            return np.take(self._members, arrangement)
+        places = (arrangement[:, None] * self.group + np.arange(self.group)).ravel()
+        return np.take(self._members, places[places < self.n])
+
+    def _check_drawn(self, count: int) -> None:
+        if count > self._drawn - self._taken:
+            raise StepError(
+                f"{count} examples to observe, but only {self._drawn - self._taken} drawn and not yet observed",
+                expected="each drawn example to be observed once",
+                remedy="Draw batches from order.sampler, or pass indices= to observe().",
+            )
+
+    def _known_progress(self) -> int:
+        return self._taken
+
+    def _identity(self) -> dict[str, Any]:
+        """What must agree for a saved state to be loaded."""
+        return {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        for name, mine in {"version": STATE_VERSION, **self._identity()}.items():
+            if not isinstance(state, dict) or state.get(name) != mine:
+                saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+                raise StateError(
+                    f"a state with {name}={saved!r}",
+                    expected=f"{name}={mine!r}",
+                    remedy="Build the order with the arguments it was saved under.",
+                )
+
+
+class BlindOrder(Order):
+    """An order that looks at no gradient: its epochs are a function of the seed alone.
+
+    ``step()`` and ``observe()`` are accepted so that a training loop need not know which order it has.
+    """
+
+    def __init__(self, n: Any, *, group: int = 1, seed: int = 0) -> None:
+        super().__init__(n, group=group, seed=seed)
+        self._driven = False  # has step() or observe() ever been called?
+        self._peeked = False
+
+    @abstractmethod
+    def _arrange(self, epoch: int) -> Indices:
+        """The units in the order of ``epoch``; epoch 0 is ``range(units)``."""
+
+    def history(self, epoch: int) -> Indices:
+        if epoch < 0:
+            raise InputError(f"epoch {epoch}", expected="an epoch >= 0", remedy="Epochs count from 0.")
+        return self._expand(self._arrange(epoch))
+
+    def step(self) -> None:
+        if not self._drawn:
+            raise StepError(
+                "step() before anything was drawn",
+                expected="a batch from order.sampler first",
+                remedy="Pass sampler=order.sampler to the DataLoader.",
+            )
+        self._touched = self._driven = True
+
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        from ordain.gradients import as_gradients
+
+        size = as_gradients(grads).size
+        if indices is None:
+            self._check_drawn(size)
+        self._taken = min(self._taken + size, self._drawn)
+        self.step()
+
+    def _is_over(self) -> bool:
+        if self._touched:
+            return True
+        if self._driven:
+            return False
+        # Nobody calls step(). A first incomplete pass is taken for a look at the data; later ones
+        # cannot be told from epochs that were cut short, and an order must not repeat for ever.
+        look = self._epoch == 0 and self._drawn < self.n and not self._peeked
+        self._peeked = True
+        return not look
+
+
+def check_n(n: Any) -> int:
+    """``n`` as a positive int; a dataset is asked for its length."""
+    if isinstance(n, IterableDataset):
+        raise InputError(
+            f"an IterableDataset ({type(n).__name__})",
+            expected="a map-style dataset with a length, whose examples can be visited in any order",
+            remedy="Load it into a list or a map-style Dataset; a stream has no order to choose.",
+        )
+    if hasattr(n, "__len__") and not isinstance(n, (str, bytes, torch.Tensor, np.ndarray)):
+        n = len(n)
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise InputError(f"n={n!r}", expected="the number of examples, at least 1", remedy="Pass len(dataset).")
+    return int(n)
+
+
+def _check_group(group: Any) -> int:
+    if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or group < 1:
+        raise InputError(f"group={group!r}", expected="an integer >= 1", remedy="group=1 orders single examples.")
+    return int(group)

@@ -1,0 +1,190 @@
+"""SGD with offline herding of stored gradients (Algorithm 2); greedy ordering is one case of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ordain import herding
+from ordain.errors import InputError, MemoryLimitError, OrdainError
+from ordain.gradients import Gradients
+from ordain.orders.base import Indices
+from ordain.orders.learned import ASIDE, UNSEEN, LearnedOrder
+
+Routine = Callable[[Tensor], Any]
+
+
+class Herding(LearnedOrder):
+    """Algorithm 2: store every example's gradient during an epoch, then herd them.
+
+    Args:
+        model: as in :class:`~ordain.GraB`.
+        n: as in :class:`~ordain.GraB`.
+        routine: takes the stored gradients ``[n, d]`` in visiting order and gives a permutation of
+            their rows; :func:`ordain.herding.herd` by default.
+        memory_limit: bytes that may be stored. n*d numbers are needed: if that is more, it is refused at
+            once, with the figure.
+        fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
+            ``with order.rehearsal():``, instead of the last epoch's stale ones.
+        **options: as in :class:`~ordain.GraB`: gradients, params, loss_reduction, group, seed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        n: Any,
+        *,
+        routine: Routine | None = None,
+        memory_limit: int = 2 * 2**30,
+        fresh: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, n, **options)
+        self._routine: Routine = routine or herding.herd
+        self._memory_limit = memory_limit
+        self._fresh = fresh
+        self._rehearsing = False
+        self._stored: Tensor | None = None
+        self._counts = np.zeros(self._units, dtype=np.int64)
+        self._past: list[Indices] = []
+        if model is not None:
+            try:
+                self._check_memory(self._dim or 0, torch.get_default_dtype().itemsize)
+            except OrdainError:
+                self.detach()
+                raise
+
+    def history(self, epoch: int) -> Indices:
+        check_epoch(epoch, self._epoch)
+        return self._expand(self._past[epoch] if epoch < self._epoch else self._arrangement)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """An extra pass, without optimizer steps, whose gradients decide the coming epoch's order.
+
+        with order.rehearsal():
+            for x, y in loader:
+                loss_fn(model(x), y).backward(); order.step(); model.zero_grad()
+        """
+        if not self._fresh:
+            raise InputError(
+                "rehearsal() of an order with fresh=False",
+                expected="fresh=True",
+                remedy=f"Write {type(self).__name__}(model, n, fresh=True).",
+            )
+        if self._touched:
+            self._advance()
+        self._drawn = self._taken = 0
+        self._rehearsing = True
+        try:
+            yield
+            self._arrangement = self._herded()
+        finally:
+            self._rehearsing = False
+            self._clear()
+            self._drawn = self._taken = 0
+            self._touched = False
+            self._ticket += 1
+
+    def _take(self, batch: Gradients, slots: Indices) -> None:
+        if self._fresh and not self._rehearsing:
+            return
+        if self._stored is None:
+            self._check_memory(batch.dim, batch.dtype.itemsize)
+            self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
+        rows = batch.weighted_sum(torch.eye(batch.size, dtype=batch.dtype, device=batch.device)).cpu()
+        bad = ~torch.isfinite(rows).all(dim=1).numpy()
+        if bad.any():
+            self._put_aside(np.unique(slots[bad]), int(bad.sum()))
+        sizes = self._sizes()[slots] if self.group > 1 else np.ones(len(slots))
+        weights = torch.from_numpy(np.where(self._places[slots] == ASIDE, 0.0, 1.0 / sizes))
+        good = torch.from_numpy(self._places[slots] != ASIDE)
+        self._stored.index_add_(0, torch.from_numpy(slots)[good], rows[good] * weights[good].to(rows.dtype)[:, None])
+        np.add.at(self._counts, slots, 1)
+        if self.group == 1:  # observed, but no sign: only whether it was seen matters here
+            self._places[slots[~bad]] = 1
+
+    def _herded(self) -> Indices:
+        """Herd the units whose gradients are complete; the others keep the middle, in their order."""
+        complete = (self._counts == self._sizes()) & (self._places != ASIDE)
+        known = np.flatnonzero(complete)
+        if not len(known) or self._stored is None:
+            return self._arrangement
+        found = np.asarray(self._routine(self._stored if complete.all() else self._stored[known]))
+        if found.shape != known.shape or not np.array_equal(np.sort(found), np.arange(len(known))):
+            raise InputError(
+                f"an answer of shape {found.shape} from the herding routine",
+                expected=f"a permutation of range({len(known)})",
+                remedy="A routine takes [n, d] and names each row once.",
+            )
+        sigma = self._arrangement[known[found]]
+        half = len(sigma) // 2
+        return np.concatenate([sigma[:half], self._arrangement[~complete], sigma[half:]])
+
+    def _advance(self) -> None:
+        following = self._arrangement if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
+        self._past.append(self._arrangement)
+        self._arrangement = following
+        super()._advance()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._counts[:] = 0
+        self._places[:] = UNSEEN
+        if self._stored is not None:
+            self._stored.zero_()
+
+    def _check_memory(self, d: int, itemsize: int) -> None:
+        needed = self._units * d * itemsize
+        if needed > self._memory_limit:
+            raise MemoryLimitError(
+                f"{self._units:,} gradients of {d:,} numbers to store: {needed / 2**30:.2f} GiB",
+                expected=f"at most memory_limit={self._memory_limit / 2**30:.2f} GiB",
+                remedy="Raise memory_limit, order larger units with group=, choose fewer params=, "
+                "or use GraB, which stores a few vectors of length d.",
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        past = np.array(self._past, dtype=np.int64).reshape(-1, self._units)
+        return super().state_dict() | {
+            "stored": None if self._stored is None else self._stored.clone(),
+            "counts": torch.from_numpy(self._counts.copy()),
+            "past": torch.from_numpy(past),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._stored = None if state["stored"] is None else state["stored"].clone()
+        self._counts = state["counts"].numpy().copy()
+        self._past = list(state["past"].numpy().copy())
+
+    def _identity(self) -> dict[str, Any]:
+        return super()._identity() | {"fresh": self._fresh}
+
+
+class Greedy(Herding):
+    """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory an epoch.
+
+    Args:
+        model: as in :class:`~ordain.GraB`.
+        n: as in :class:`~ordain.GraB`.
+        **options: as in :class:`Herding`, but for ``routine``.
+    """
+
+    def __init__(self, model: nn.Module | None, n: Any, **options: Any) -> None:
+        super().__init__(model, n, routine=herding.greedy, **options)
+
+
+def check_epoch(epoch: int, current: int) -> None:
+    """A learned order is known up to the epoch being visited."""
+    if not 0 <= epoch <= current:
+        raise InputError(
+            f"epoch {epoch}",
+            expected=f"an epoch from 0 to {current}, the one being visited",
+            remedy="Later orders are not known yet.",
+        )

@@ -1,0 +1,242 @@
+"""Orders that look at gradients: where they get them from, and which example each belongs to."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
+from ordain.gradients import FuncSource, Gradients, Source, as_gradients
+from ordain.orders.base import Indices, Order
+
+# Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
+UNSEEN, ASIDE, WAITING = 0, 2, 3
+
+
+class LearnedOrder(Order):
+    """An order that observes per-example gradients.
+
+    Args:
+        model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
+        n: the number of examples, or the dataset.
+        gradients: how ``step()`` gets per-example gradients; ``"func"`` is torch.func.
+        params: order by these parameters only, as a test of their names.
+        loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
+        group: how many examples make a unit; a unit's gradient is the mean of its examples'.
+        seed: everything random follows from it.
+    """
+
+    learns: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        n: Any,
+        *,
+        gradients: Literal["func"] = "func",
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        group: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(n, group=group, seed=seed)
+        if model is not None and not isinstance(model, nn.Module):
+            raise InputError(
+                f"a model of type {type(model).__name__}",
+                expected="a torch.nn.Module first, then n",
+                remedy=f"Write {type(self).__name__}(model, len(dataset)).",
+            )
+        if gradients != "func":
+            raise InputError(f"gradients={gradients!r}", expected="'func'", remedy="Or call observe() yourself.")
+        self._arrangement = np.arange(self._units)
+        self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
+        self._out_of_turn = False  # has observe() been given indices in this epoch?
+        self._set_aside = 0
+        self._warned: set[str] = set()
+        self._dim: int | None = None
+        self._source: Source | None = None
+        if model is not None:
+            self._source = FuncSource(model, params=params, loss_reduction=loss_reduction)
+            self._dim = self._source.dim
+
+    # --- what a user sees -------------------------------------------------------------------------
+
+    @property
+    def set_aside(self) -> int:
+        """How many examples' gradients were not finite and so took no part, over all epochs."""
+        return self._set_aside
+
+    def step(self) -> None:
+        if self._source is None:
+            raise StepError(
+                "step() on an order without a model",
+                expected="a model to take gradients from",
+                remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
+            )
+        batches = self._source.collect()
+        if not batches:
+            raise StepError(
+                "step() with no new gradients",
+                expected="a forward in training mode and its backward since the last step()",
+                remedy="Call order.step() after loss.backward(), once; the model must be in train() mode.",
+            )
+        self._check_drawn(sum(batch.size for batch in batches))
+        for batch in batches:
+            self.observe(batch)
+
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        batch = as_gradients(grads)
+        if self._dim is not None and batch.dim != self._dim:
+            raise GradientError(
+                f"gradients of length {batch.dim}",
+                expected=f"length {self._dim}, as before",
+                remedy="Pass the same parameters, in the same order, every time.",
+            )
+        if batch.size == 0:
+            return
+        slots = self._slots(batch.size, indices)
+        self._take(batch, slots)
+        self._dim = batch.dim
+        self._taken += batch.size if indices is None else 0
+        self._out_of_turn |= indices is not None
+        self._touched = True
+
+    def detach(self) -> None:
+        if self._source is not None:
+            self._source.detach()
+            self._source = None
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _take(self, batch: Gradients, slots: Indices) -> None:
+        """Learn from gradients of examples in these slots (places in this epoch's arrangement)."""
+
+    def _slots(self, count: int, indices: Any) -> Indices:
+        """The slot of each row: the next drawn ones, or those of the examples named."""
+        if indices is None:
+            return self._next_slots(count)
+        given = np.asarray(indices)
+        if given.shape != (count,) or given.dtype.kind not in "iu":
+            raise InputError(
+                f"indices of shape {given.shape} and dtype {given.dtype}",
+                expected=f"one integer for each of the {count} gradients",
+                remedy="Pass the dataset index of each row.",
+            )
+        if self.group > 1:
+            raise InputError(
+                f"indices with group={self.group}",
+                expected="units to come in the order drawn",
+                remedy="Leave indices out and observe batches in the order in which they are drawn.",
+            )
+        if len(given) and (given.min() < 0 or given.max() >= self.n or len(np.unique(given)) < len(given)):
+            raise InputError(
+                "an index out of range or named twice",
+                expected=f"different indices in range({self.n})",
+                remedy="Pass the dataset index of each row.",
+            )
+        slots = np.take(self._slot_of(), given)
+        late = slots >= self._drawn
+        if late.any() or (self._places[slots] != UNSEEN).any():
+            raise StepError(
+                f"example {int(given[late | (self._places[slots] != UNSEEN)][0])}",
+                expected="examples that were drawn in this epoch and not yet observed",
+                remedy="Draw from order.sampler and observe each example once an epoch.",
+            )
+        return slots
+
+    def _next_slots(self, count: int) -> Indices:
+        if self._out_of_turn:
+            waiting = np.flatnonzero(self._places[: self._drawn] == UNSEEN)
+            if count > len(waiting):
+                self._check_drawn(self._drawn + count)
+            return waiting[:count]
+        self._check_drawn(count)
+        positions = np.arange(self._taken, self._taken + count)
+        return positions if self.group == 1 else self._slot_of_position()[positions]
+
+    def _sizes(self) -> Indices:
+        """``[units]``: how many examples the unit in each slot has; the last unit may be smaller."""
+        sizes = np.full(self._units, self.group)
+        sizes[self._arrangement == self._units - 1] = self.n - (self._units - 1) * self.group
+        return sizes
+
+    def _slot_of_position(self) -> Indices:
+        return np.repeat(np.arange(self._units), self._sizes())
+
+    def _slot_of(self) -> Indices:
+        slot_of = np.empty(self.n, dtype=np.int64)
+        slot_of[self._expand(self._arrangement)] = np.arange(self.n)
+        return slot_of
+
+    def _put_aside(self, slots: NDArray[np.int64], count: int) -> None:
+        """These units' gradients are not finite: they keep a place in the middle of the next epoch."""
+        self._places[slots] = ASIDE
+        self._set_aside += count
+        self._warn_once(
+            "set aside",
+            f"{count} example(s) with a gradient that is not finite were set aside for epoch {self._epoch}: they "
+            "are visited as before but have no say in the next order. order.set_aside counts them; check the "
+            "loss and the learning rate if it grows.",
+        )
+
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warnings.warn(message, OrdainWarning, stacklevel=4)
+
+    def _is_over(self) -> bool:
+        if not self._touched and self._drawn == self.n:
+            self._warn_once(
+                "no step",
+                f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
+                "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
+            )
+        return self._touched
+
+    def _advance(self) -> None:
+        super()._advance()
+        self._places[:] = UNSEEN
+        self._out_of_turn = False
+
+    def _known_progress(self) -> int:
+        if self._out_of_turn:
+            raise StateError(
+                "an epoch observed through indices=",
+                expected="an epoch observed in the order drawn",
+                remedy="Pass resume(done=...) with the number of examples drawn and observed.",
+            )
+        return self._taken
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "arrangement": torch.from_numpy(self._arrangement.copy()),
+            "places": torch.from_numpy(self._places.copy()),
+            "out_of_turn": self._out_of_turn,
+            "set_aside": self._set_aside,
+            "dim": self._dim,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._arrangement = state["arrangement"].numpy().copy()
+        self._places = state["places"].numpy().copy()
+        self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
+        self._dim = state["dim"]
+        self._touched = bool((self._places != UNSEEN).any()) or self._taken > 0
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        super()._check_state(state)
+        if self._dim is not None and state["dim"] not in (None, self._dim):
+            raise StateError(
+                f"a state for gradients of length {state['dim']}",
+                expected=f"length {self._dim}",
+                remedy="Load it into the model it was saved with.",
+            )
