@@ -108,10 +108,15 @@ def test_fresh_gradients_decide_the_coming_epoch() -> None:
 def test_a_failed_rehearsal_keeps_the_order() -> None:
     order = Greedy(None, 5, fresh=True)
     before = order.history(0).tolist()
-    with pytest.raises(ZeroDivisionError), order.rehearsal():
-        for index in order.sampler:
-            order.observe(np.full((1, 2), float(index)))
-            _ = 1 / (index - 3)
+
+    def rehearse() -> None:
+        with order.rehearsal():
+            for index in order.sampler:
+                order.observe(np.full((1, 2), float(index)))
+                _ = 1 / (index - 3)
+
+    with pytest.raises(ZeroDivisionError):
+        rehearse()
     assert list(order.sampler) == before
 
 

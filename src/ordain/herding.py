@@ -102,14 +102,20 @@ def reorder(signs: Any, order: Any = None) -> Any:
     return _like(signs, new)
 
 
-def greedy(z: Array, *, progress: Progress | None = None) -> Array:
+def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -> Array:
     """Algorithm 1: always take the vector that leaves the prefix sum smallest. O(n^2 d) work.
 
     Can be far worse than random (Statement 1); kept because it is the field's baseline.
+
+    Args:
+        z: ``[n, d]``.
+        centre: line 2 of Algorithm 1; False leaves it out, as the proof of Statement 1 does.
+        progress: called with (vectors placed, vectors in all).
     """
     from ordain import _kernels
 
     rows, mean = _read(z)
+    mean = mean if centre else np.zeros_like(mean)
     n, d = rows.shape
     inner, left, sigma = np.zeros(n), np.arange(n), np.empty(n, dtype=np.int64)
     whole = n * n * 8 <= _GREEDY_GRAM_BYTES
