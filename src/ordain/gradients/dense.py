@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,5 +110,5 @@ def _block(name: str, value: Any) -> Tensor:
             remedy="Pass [B, d], or a dict or list of [B, *shape].",
         )
     # Detached: a gradient that kept its graph would keep every batch of the epoch alive.
-    block = value.detach().reshape(value.shape[0], -1)
+    block = value.detach().reshape(value.shape[0], math.prod(value.shape[1:]))
     return block.to(torch.promote_types(block.dtype, torch.float32))

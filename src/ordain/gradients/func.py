@@ -27,8 +27,13 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass
 class _Pass:
-    """One forward: its inputs (tensors detached) and the gradients that came back, by output leaf."""
+    """One forward: its inputs (tensors detached) and the gradients that came back, by output leaf.
 
+    Only the graph of the forward holds it until a backward arrives, so a forward whose backward never
+    comes (an exception, a discarded loss) leaves nothing behind.
+    """
+
+    number: int
     inputs: tuple[Any, dict[str, Any]]
     cotangents: dict[int, Tensor] = field(default_factory=dict)
 
@@ -71,35 +76,34 @@ class FuncSource:
         self.dim = sum(model.get_parameter(name).numel() for name in self._names)
         self._mean = loss_reduction == "mean"
         self._chunk_size = chunk_size
-        self._passes: list[_Pass] = []
+        self._count = 0
+        self._reached: dict[int, _Pass] = {}
         self._recomputing = False
         self._handle = model.register_forward_hook(self._watch, with_kwargs=True)
 
     def detach(self) -> None:
         self._handle.remove()
-        self._passes.clear()
+        self._reached.clear()
 
     def _watch(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self._recomputing or not torch.is_grad_enabled() or not module.training:
             return
-        # A forward whose backward never came (an exception, a discarded loss) leaves nothing behind.
-        self._passes = [one for one in self._passes if one.cotangents]
         flat, spec = tree_flatten((args, kwargs))
         detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat]
-        record = _Pass(tree_unflatten(detached, spec))
-        self._passes.append(record)
+        self._count += 1
+        record = _Pass(self._count, tree_unflatten(detached, spec))
         for i, leaf in enumerate(tree_flatten(output)[0]):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(partial(self._reach, record, i))  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    def _reach(record: _Pass, i: int, grad: Tensor) -> None:
+    def _reach(self, record: _Pass, i: int, grad: Tensor) -> None:
+        self._reached[record.number] = record
         before = record.cotangents.get(i)
         record.cotangents[i] = grad.detach().clone() if before is None else before + grad.detach()
 
     def collect(self) -> list[Gradients]:
-        passes, self._passes = [one for one in self._passes if one.cotangents], []
-        return [self._gradients(one) for one in passes]
+        reached, self._reached = self._reached, {}
+        return [self._gradients(reached[number]) for number in sorted(reached)]  # in the order of the forwards
 
     def _gradients(self, record: _Pass) -> Dense:
         self._refuse_mixing()

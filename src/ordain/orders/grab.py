@@ -43,7 +43,7 @@ class GraB(LearnedOrder):
     >>> first = list(order.sampler)
     >>> order.observe(torch.tensor([[1.0], [2.0], [-1.0], [1.0]]))
     >>> [first.index(i) for i in order.sampler]
-    [1, 3, 2, 0]
+    [1, 2, 3, 0]
     """
 
     def __init__(

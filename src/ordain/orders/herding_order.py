@@ -97,17 +97,19 @@ class Herding(LearnedOrder):
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
-        rows = batch.weighted_sum(torch.eye(batch.size, dtype=batch.dtype, device=batch.device)).cpu()
-        bad = ~torch.isfinite(rows).all(dim=1).numpy()
-        if bad.any():
+        weights = torch.from_numpy(1.0 / self._sizes()[slots]).to(batch.device, batch.dtype)
+        rows = batch.weighted_sum(torch.diag(weights)).cpu()  # each example's share of its unit's mean
+        if not torch.isfinite(rows).all():
+            bad = ~torch.isfinite(batch.gram().diagonal()).cpu().numpy()
             self._put_aside(np.unique(slots[bad]), int(bad.sum()))
-        sizes = self._sizes()[slots] if self.group > 1 else np.ones(len(slots))
-        weights = torch.from_numpy(np.where(self._places[slots] == ASIDE, 0.0, 1.0 / sizes))
-        good = torch.from_numpy(self._places[slots] != ASIDE)
-        self._stored.index_add_(0, torch.from_numpy(slots)[good], rows[good] * weights[good].to(rows.dtype)[:, None])
+            kept = np.flatnonzero(~bad)
+            if len(kept):
+                self._take(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept])
+            return
+        self._stored.index_add_(0, torch.from_numpy(slots), rows)
         np.add.at(self._counts, slots, 1)
-        if self.group == 1:  # observed, but no sign: only whether it was seen matters here
-            self._places[slots[~bad]] = 1
+        if self.group == 1:  # seen: a place other than UNSEEN; there are no signs here
+            self._places[slots] = 1
 
     def _herded(self) -> Indices:
         """Herd the units whose gradients are complete; the others keep the middle, in their order."""

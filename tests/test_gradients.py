@@ -1,0 +1,192 @@
+"""Per-example gradients: forms users have them in, and torch.func out of an ordinary backward."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from helpers import Regression, loop_gradients, small_model
+from torch import Tensor, nn
+
+from ordain.errors import GradientError, InputError, UnsupportedModuleError
+from ordain.gradients import Dense, FuncSource, Gradients, as_gradients
+from ordain.gradients.carried import Carried
+
+
+def rows_of(batch: Gradients) -> Tensor:
+    return batch.weighted_sum(torch.eye(batch.size, dtype=batch.dtype))
+
+
+@pytest.mark.parametrize("form", ["dense", "blocks", "carried"])
+def test_three_operations(form: str) -> None:
+    rows = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    forms: dict[str, Callable[[], Gradients]] = {
+        "dense": lambda: Dense([rows]),
+        "blocks": lambda: Dense([rows[:, :2], rows[:, 2:3], rows[:, 3:]]),
+        "carried": lambda: Carried(rows[:2], Dense([rows[2:, :4], rows[2:, 4:]])),
+    }
+    batch = forms[form]()
+    vectors, weights = torch.randn(3, 7).double(), torch.randn(2, 5).double()
+    assert (batch.size, batch.dim, batch.dtype) == (5, 7, torch.float64)
+    torch.testing.assert_close(batch.gram(), rows @ rows.T)
+    torch.testing.assert_close(batch.dot(vectors), vectors @ rows.T)
+    torch.testing.assert_close(batch.weighted_sum(weights), weights @ rows)
+    picked = torch.tensor([0, 3, 4])
+    torch.testing.assert_close(rows_of(batch.select(picked)), rows[picked])
+
+
+def test_forms_of_gradients() -> None:
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(8.0).reshape(2, 2, 2)
+    joined = torch.cat([a, b.reshape(2, 4)], dim=1)
+    for given in ({"w": a, "b": b}, [a, b], (a, b), {"w": a.numpy(), "b": b}, joined, joined.numpy(), Dense([joined])):
+        torch.testing.assert_close(rows_of(as_gradients(given)), joined)
+    assert as_gradients(a.half()).dtype == torch.float32
+    assert as_gradients([a, b.double()]).dtype == torch.float64
+    assert not rows_of(as_gradients(a.clone().requires_grad_())).requires_grad
+    assert as_gradients([torch.ones(4)]).dim == 1  # a scalar parameter in a list
+
+
+@pytest.mark.parametrize(
+    ("grads", "message"),
+    [
+        (torch.ones(3), r"gradients of shape \(3,\); expected \[B, d\]"),
+        ([], "no gradients"),
+        ([torch.ones(2, 3), torch.ones(3, 3)], r"different numbers of examples: \{'\[0\]': 2, '\[1\]': 3\}"),
+        ({"w": torch.ones(2, 3, dtype=torch.int64)}, "w of shape .* dtype torch.int64; expected floating-point"),
+        (np.array([["a"]]), "dtype|type"),
+        ("abc", "grads of type str; expected a torch tensor or a NumPy array"),
+        ([torch.tensor(1.0)], r"\[0\] of shape \(\)"),
+    ],
+)
+def test_bad_gradients_are_named(grads: object, message: str) -> None:
+    with pytest.raises((GradientError, TypeError), match=message):
+        as_gradients(grads)
+
+
+def backward(model: nn.Module, x: Tensor, y: Tensor, reduction: str = "mean") -> None:
+    nn.functional.cross_entropy(model(x), y, reduction=reduction).backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_func_is_the_loop(reduction: str, size: int, chunk: int | None) -> None:
+    data, model = Regression(size), small_model()
+    source = FuncSource(model, loss_reduction=reduction, chunk_size=chunk)
+    backward(model, data.x, data.y, reduction)
+    (batch,) = source.collect()
+    wanted = loop_gradients(model, nn.functional.cross_entropy, data.x, data.y)
+    torch.testing.assert_close(rows_of(batch), wanted)
+    total = torch.cat([p.grad.reshape(-1) for p in model.parameters()])  # the user's gradient is as ever
+    torch.testing.assert_close(wanted.mean(0) if reduction == "mean" else wanted.sum(0), total)
+
+
+def test_what_is_captured() -> None:
+    data, model = Regression(4), small_model()
+    source = FuncSource(model)
+    with torch.no_grad():
+        model(data.x)
+    model.eval()
+    backward(model, data.x, data.y)
+    model.train()
+    assert source.collect() == []
+    model(data.x[:2])  # a forward whose backward never comes
+    backward(model, data.x[:3], data.y[:3])
+    backward(model, data.x[3:], data.y[3:])  # gradient accumulation
+    assert [batch.size for batch in source.collect()] == [3, 1]
+    assert source.collect() == []
+    first, second = model(data.x[:2]), model(data.x[2:])  # two forwards before one backward
+    nn.functional.cross_entropy(torch.cat([first, second]), data.y).backward()
+    assert [batch.size for batch in source.collect()] == [2, 2]
+
+
+def test_two_inputs_outputs_and_keywords() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, *, other: Tensor, scale: float) -> dict[str, Tensor | float]:
+            return {"one": self.a(x) * scale, "unused": self.a(x), "two": self.b(other).tanh(), "note": 1.0}
+
+    model = Two().double()
+    x, other = torch.randn(5, 3).double(), torch.randn(5, 3).double()
+    source = FuncSource(model)
+
+    def loss(i: slice) -> Tensor:
+        out = model(x[i], other=other[i], scale=2.0)
+        return (out["one"] * out["two"]).sum(dim=1).mean()
+
+    loss(slice(None)).backward()
+    (batch,) = source.collect()
+    wanted = [
+        torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss(slice(i, i + 1)), list(model.parameters()))])
+        for i in range(5)
+    ]
+    torch.testing.assert_close(rows_of(batch), torch.stack(wanted))
+
+
+def test_only_the_parameters_asked_for() -> None:
+    data, model = Regression(3), small_model()
+    model[0].weight.requires_grad_(False)
+    source = FuncSource(model, params=lambda name: name.endswith("bias"))
+    assert source.dim == 4 + 3
+    backward(model, data.x, data.y)
+    (batch,) = source.collect()
+    model[0].weight.requires_grad_(True)
+    wanted = loop_gradients(model, nn.functional.cross_entropy, data.x, data.y)
+    torch.testing.assert_close(rows_of(batch), torch.cat([wanted[:, 20:24], wanted[:, 36:]], dim=1))
+    with pytest.raises(InputError, match="no trainable parameter"):
+        FuncSource(model, params=lambda name: False)
+
+
+def test_the_model_comes_back_as_it_was() -> None:
+    model = small_model()
+    before = (dict(model.__dict__), list(model.state_dict()), pickle.dumps(model))
+    hooks = copy.copy(model._forward_hooks)
+    source = FuncSource(model)
+    backward(model, Regression(3).x, Regression(3).y)
+    source.detach()
+    assert model._forward_hooks == hooks
+    assert not model._forward_hooks_with_kwargs
+    model.zero_grad(set_to_none=True)
+    assert pickle.dumps(model) == before[2]
+    assert list(model.state_dict()) == before[1]
+    assert model.__dict__.keys() == before[0].keys()
+
+
+def test_layers_that_mix_examples_or_draw_random_numbers_are_refused() -> None:
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    mixing = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.BatchNorm1d(5)), nn.Linear(5, 3))
+    source = FuncSource(mixing)
+    backward(mixing, x, y)
+    with pytest.raises(UnsupportedModuleError, match=r"BatchNorm1d at '1\.0'.*GroupNorm"):
+        source.collect()
+    mixing[1].eval()
+    backward(mixing, x, y)
+    assert source.collect()[0].size == 6
+    dropping = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    source = FuncSource(dropping)
+    backward(dropping, x, y)
+    with pytest.raises(UnsupportedModuleError, match="dropout"):
+        source.collect()
+
+
+def test_a_loss_inside_the_model_is_refused() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).mean()
+
+    model = Inside()
+    source = FuncSource(model)
+    model(torch.randn(3, 4)).backward()
+    with pytest.raises(GradientError, match="take the loss outside"):
+        source.collect()
