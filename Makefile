@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/mypy --strict src
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 # torch goes first and alone: its pin decides which build every later package is content with.
 $(READY): pyproject.toml constraints.txt
