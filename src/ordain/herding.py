@@ -163,7 +163,7 @@ def herd(
             ones: +1 puts the first of a pair in front and the second at the back, -1 the other way round.
         order: the order to begin from; ``range(n)`` by default.
         seed: for balancers that draw random numbers.
-        progress: called with (vectors done, vectors in all).
+        progress: called with (signs found, signs to find in all).
 
     Returns:
         ``[n]``, a permutation (int64).
@@ -194,7 +194,7 @@ def herd(
                     paired=paired,
                     seed=seed,
                     stream=number * _WALK_ATTEMPTS + attempt,
-                    progress=progress and partial(_tell, progress, number * n, 2 if paired else 1, rounds * n),
+                    progress=progress and partial(_tell, progress, number, rounds, n // 2 if paired else n),
                 )
                 break
             except BalancingFailedError:
@@ -204,8 +204,8 @@ def herd(
     return _like(z, sigma)
 
 
-def _tell(progress: Progress, before: int, each: int, total: int, done: int) -> None:
-    progress(before + each * done, total)
+def _tell(progress: Progress, number: int, rounds: int, count: int, done: int) -> None:
+    progress(number * count + done, rounds * count)
 
 
 def _place_pairs(signs: NDArray[np.int8], n: int) -> NDArray[np.int8]:

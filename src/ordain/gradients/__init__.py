@@ -7,6 +7,21 @@ holds ``[B, d]`` numbers can stand in for one that does.
 
 from ordain.gradients.base import Gradients, Source
 from ordain.gradients.dense import Dense, as_gradients
+from ordain.gradients.exact import ExactSource
+from ordain.gradients.factored import Factored
 from ordain.gradients.func import FuncSource
+from ordain.gradients.loop import per_example_loop
+from ordain.gradients.rules import Use, register_rule
 
-__all__ = ["Dense", "FuncSource", "Gradients", "Source", "as_gradients"]
+__all__ = [
+    "Dense",
+    "ExactSource",
+    "Factored",
+    "FuncSource",
+    "Gradients",
+    "Source",
+    "Use",
+    "as_gradients",
+    "per_example_loop",
+    "register_rule",
+]

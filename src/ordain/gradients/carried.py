@@ -31,16 +31,21 @@ class Carried:
         return self._batch.device
 
     def gram(self) -> Tensor:
-        across = self._batch.dot(self._heads)
-        above = torch.cat([self._heads @ self._heads.T, across], dim=1)
-        return torch.cat([above, torch.cat([across.T, self._batch.gram()], dim=1)])
+        return self.products(self._heads[:0])[0]
 
     def dot(self, vectors: Tensor) -> Tensor:
         return torch.cat([vectors @ self._heads.T, self._batch.dot(vectors)], dim=1)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        all_vectors = torch.cat([vectors, self._heads])
+        gram, dots = self._batch.products(all_vectors)
+        dots = torch.cat([all_vectors @ self._heads.T, dots], dim=1)
+        above = dots[len(vectors) :]
+        return torch.cat([above, torch.cat([above[:, len(self._heads) :].T, gram], dim=1)]), dots[: len(vectors)]
+
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         before, own = torch.split(weights, [len(self._heads), self._batch.size], dim=1)
-        return self._batch.weighted_sum(own).addmm_(before, self._heads)
+        return self._batch.weighted_sum(own, out=out).addmm_(before, self._heads)
 
     def select(self, rows: Tensor) -> Carried:
         h = len(self._heads)

@@ -50,8 +50,15 @@ class Dense:
             total.addmm_(part, block.T)
         return total
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.cat([weights @ block for block in self._blocks], dim=1)
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gram(), self.dot(vectors)
+
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return torch.cat([weights @ block for block in self._blocks], dim=1)
+        for part, block in zip(torch.split(out, [b.shape[1] for b in self._blocks], dim=1), self._blocks, strict=True):
+            part.addmm_(weights, block)
+        return out
 
     def select(self, rows: Tensor) -> Dense:
         return Dense([block[rows] for block in self._blocks])

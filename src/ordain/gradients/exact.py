@@ -1,0 +1,218 @@
+"""Exact per-example gradients out of an ordinary backward: hooks keep what each layer saw.
+
+The model is not wrapped. Each module that owns a trainable parameter gets a forward hook, which keeps
+the call's inputs and asks to be told the gradient that arrives at its outputs. A call belongs to the
+forward pass of the whole model that it happened in; a pass becomes a batch when a backward reaches it.
+
+Two checks stand between a model this does not understand and a wrong order: which dimension counts the
+examples is found out, not guessed (``layout.py``), and the first gradients must add up to those that
+autograd gives to the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ordain.errors import InputError, UnsupportedModuleError
+from ordain.gradients.base import Gradients
+from ordain.gradients.factored import Factored
+from ordain.gradients.forms import Form, total
+from ordain.gradients.layout import Axes, Layout, examples_in
+from ordain.gradients.rules import Use, rule_for
+from ordain.gradients.rules.fallback import fallback
+from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
+
+
+@dataclass
+class _Pass:
+    """One forward of the whole model. Only its graph holds it until a backward arrives."""
+
+    number: int
+    size: int
+    calls: dict[nn.Module, int] = field(default_factory=dict)  # of each module so far
+    reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
+
+
+class ExactSource:
+    """Watch ``model`` and give its per-example gradients as forms.
+
+    Args:
+        model: called once for each batch.
+        params: which trainable parameters to order by, as a test of their names; all by default.
+        loss_reduction: how the loss reduces over the examples of a batch, ``"mean"`` or ``"sum"``.
+        batch_dim: the dimension of the model's inputs that counts the examples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+    ) -> None:
+        self._model = model
+        self._mean = loss_reduction == "mean"
+        self._batch_dim = batch_dim
+        chosen = {
+            name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))
+        }
+        if not chosen:
+            raise InputError(
+                "a model with no trainable parameter to order by",
+                expected="at least one parameter with requires_grad",
+                remedy="Check params= and requires_grad, or pass model=None and call observe().",
+            )
+        self._offsets: dict[Tensor, tuple[int, str]] = {}
+        self.dim = 0
+        for name, p in chosen.items():
+            self._offsets[p] = (self.dim, name)
+            self.dim += p.numel()
+        dtypes = [p.dtype for p in chosen.values()]
+        common = torch.float32
+        for dtype in dtypes:
+            common = torch.promote_types(common, dtype)
+        self._dtype = common
+        self._layout = Layout(model, batch_dim)
+        self._probing = False
+        self._mixing = mixing_modules(model)
+        self._count = 0
+        self._pass: _Pass | None = None  # the forward that is running
+        self._ready: dict[int, _Pass] = {}  # those that a backward has reached
+        self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
+        self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
+        self._paths = {
+            module: path
+            for path, module in model.named_modules()
+            if any(p in self._offsets for p in module.parameters(recurse=False))
+        }
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
+        self._handles += [module.register_forward_hook(self._watch, with_kwargs=True) for module in self._paths]
+        self._handles.append(model.register_forward_hook(self._end, always_call=True))
+        self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._ready.clear()
+        self._pass = None
+
+    # --- during a forward -------------------------------------------------------------------------
+
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        self._pass = None
+        if self._probing or not torch.is_grad_enabled() or not model.training:
+            return
+        refuse_mixing(self._mixing)
+        size = examples_in(args, kwargs, self._batch_dim)
+        self._probing = True
+        try:
+            self._layout.probe(self._paths, args, kwargs, size)
+        finally:
+            self._probing = False
+        self._count += 1
+        self._pass = _Pass(self._count, size)
+
+    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+        if not self._probing:
+            self._pass = None
+
+    def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        record = self._pass
+        if record is None:
+            return None
+        call = record.calls.get(module, 0)
+        record.calls[module] = call + 1
+        changed = None
+        if isinstance(module, nn.Embedding) and record.size > 1 and args[0].ndim > 1 and len(args[0]) == 1:
+            # One row of positions for all examples. As many rows as examples have the same values and
+            # bring each example's gradient back by itself.
+            args = (args[0].expand(record.size, *args[0].shape[1:]),)
+            changed = output = output.expand(record.size, *output.shape[1:])
+            axes: Axes = {("in", 0): 0, ("out", 0): 0}
+        else:
+            axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
+        plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        use = Use(
+            self._paths[module],
+            record.size,
+            (args[0].detach(),) if plain else tree_map(_detached, args),
+            {} if plain else tree_map(_detached, kwargs),
+            axes=axes,
+        )
+        for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._reach, record, module, call, use, leaf))  # type: ignore[no-untyped-call]
+        return changed
+
+    # --- during a backward ------------------------------------------------------------------------
+
+    def _reach(self, record: _Pass, module: nn.Module, call: int, use: Use, leaf: int, grad: Tensor) -> None:
+        grad = grad.detach()
+        use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
+        record.reached.setdefault(module, {})[call] = use
+        self._ready[record.number] = record
+
+    def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        if self._arrived is not None:
+            self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
+
+    # --- after it ---------------------------------------------------------------------------------
+
+    def collect(self) -> list[Gradients]:
+        ready, self._ready = self._ready, {}
+        arrived, self._arrived = self._arrived, None
+        passes = [ready[number] for number in sorted(ready)]
+        batches = [self._factored(one) for one in passes]
+        calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
+        if not calls <= self._understood:
+            if arrived is None:
+                self._arrived = {}  # something new: ask autograd next time
+            else:
+                self._check(batches, arrived)
+                self._understood |= calls
+        return list(batches)
+
+    def _factored(self, record: _Pass) -> Factored:
+        forms: dict[Tensor, list[Form]] = {}
+        for module, uses in record.reached.items():
+            rule = rule_for(module) or fallback
+            made = rule(module, [uses[call] for call in sorted(uses)])
+            for name, form in made.items():
+                p = module.get_parameter(name)
+                if p in self._offsets:
+                    forms.setdefault(p, []).append(form)
+        placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
+        like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        scale = float(record.size) if self._mean else 1.0
+        return Factored(placed, dim=self.dim, size=record.size, scale=scale, like=like)
+
+    def _check(self, batches: list[Factored], arrived: dict[Tensor, Tensor]) -> None:
+        """Per-example gradients must add up to what autograd gave each parameter."""
+        explained = torch.zeros(1, self.dim, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        for batch in batches:
+            ones = torch.full((1, batch.size), 1.0 / batch.scale, dtype=batch.dtype, device=batch.device)
+            batch.weighted_sum(ones, out=explained)
+        for p, (offset, name) in self._offsets.items():
+            mine = explained[0, offset : offset + p.numel()]
+            theirs = arrived[p].reshape(-1).to(mine) if p in arrived else torch.zeros_like(mine)
+            apart = float((mine - theirs).norm())
+            tolerance = 1e-6 if p.dtype == torch.float64 else 1e-3 if p.dtype == torch.float32 else 5e-2
+            if apart > tolerance * max(float(theirs.norm()), float(mine.norm()), 1e-12):
+                raise UnsupportedModuleError(
+                    f"parameter {name!r} with a gradient that the calls of its module do not explain",
+                    expected="every parameter to be used by calling the module that owns it",
+                    remedy=f"Leave it out with params=lambda name: name != {name!r}, or take gradients='func'.",
+                )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf

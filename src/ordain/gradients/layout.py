@@ -1,0 +1,108 @@
+"""Which dimension of a layer's tensors counts the examples: found out, not guessed.
+
+A tensor of 64 rows in a batch of 64 may be 64 examples or 64 positions. So once, before the first batch,
+the model is run without gradient on all examples but the last: the dimension that got shorter is the one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ordain.errors import GradientError
+
+Axes = dict[tuple[str, int], int | None]
+Shapes = dict[tuple[str, int], tuple[int, ...]]
+
+
+class Layout:
+    """Remembers, for each call of each module in a pass, where its inputs and outputs count examples."""
+
+    def __init__(self, model: nn.Module, batch_dim: int) -> None:
+        self._model, self._batch_dim = model, batch_dim
+        self._probed = False
+        self._shorter: dict[tuple[nn.Module, int], Shapes] = {}
+        self._known: dict[tuple[nn.Module, int], Axes] = {}
+
+    def probe(self, modules: Iterable[nn.Module], args: Any, kwargs: Any, size: int) -> None:
+        """Run the model on one example less and note every shape. Needed once; impossible for one example."""
+        if self._probed or size < 2:
+            return
+        self._probed = True
+        counts: Counter[nn.Module] = Counter()
+
+        def note(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
+            self._shorter[module, counts[module]] = shapes((inputs, keywords), output)
+            counts[module] += 1
+
+        def cut(leaf: Any) -> Any:
+            return leaf.narrow(self._batch_dim, 0, size - 1) if self._counts(leaf, size) else leaf
+
+        handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        devices = sorted({p.get_device() for p in self._model.parameters() if p.is_cuda})
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices):
+                self._model(*tree_map(cut, args), **tree_map(cut, kwargs))
+        except Exception:  # a model that cannot be cut short is judged by shapes alone
+            self._shorter.clear()
+        finally:
+            for handle in handles:
+                handle.remove()
+            with torch.no_grad():
+                for name, buffer in self._model.named_buffers():
+                    buffer.copy_(buffers[name])
+
+    def _counts(self, leaf: Any, size: int) -> bool:
+        return isinstance(leaf, Tensor) and leaf.ndim > self._batch_dim and leaf.shape[self._batch_dim] == size
+
+    def axes(self, module: nn.Module, call: int, inputs: Any, output: Any, size: int) -> Axes:
+        """For the ``call``-th call of ``module`` in a pass of ``size`` examples."""
+        known = self._known.get((module, call))
+        if known is not None:
+            return known
+        shorter = self._shorter.get((module, call))
+        found: Axes = {}
+        for name, shape in shapes(inputs, output).items():
+            if shorter is not None and len(shorter.get(name, ())) == len(shape):
+                changed = [i for i, (n, m) in enumerate(zip(shape, shorter[name], strict=True)) if n != m]
+                right = [i for i in changed if shape[i] == size and shorter[name][i] == size - 1]
+                found[name] = right[0] if len(right) == len(changed) == 1 else None
+            else:
+                same = [i for i, n in enumerate(shape) if n == size]
+                found[name] = same[0] if len(same) == 1 else None
+        if size > 1 and shorter is not None:
+            self._known[module, call] = found
+        return found
+
+
+def shapes(inputs: Any, output: Any) -> Shapes:
+    """The shapes of all tensors that go in and come out, by their place."""
+    found = {("in", i): tuple(leaf.shape) for i, leaf in enumerate(tree_leaves(inputs)) if isinstance(leaf, Tensor)}
+    for i, leaf in enumerate(tree_leaves(output)):
+        if isinstance(leaf, Tensor):
+            found["out", i] = tuple(leaf.shape)
+    return found
+
+
+def examples_in(args: Any, kwargs: Any, batch_dim: int) -> int:
+    """B, from the model's inputs: the size most of its tensors have in dimension ``batch_dim``."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].ndim > batch_dim:
+        return args[0].shape[batch_dim]
+    sizes = [
+        leaf.shape[batch_dim]
+        for leaf in tree_leaves((args, kwargs))
+        if isinstance(leaf, Tensor) and leaf.ndim > batch_dim
+    ]
+    if not sizes:
+        raise GradientError(
+            "a call of the model without a tensor that counts examples",
+            expected=f"an input with the examples in dimension {batch_dim}",
+            remedy="Pass batch_dim= to say where, or call observe() with your own gradients.",
+        )
+    return Counter(sizes).most_common(1)[0][0]

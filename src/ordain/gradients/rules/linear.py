@@ -1,0 +1,31 @@
+"""Linear layers: W's gradient is b a', the bias's is b."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ordain.gradients.forms import Form, Made, Outer
+from ordain.gradients.rules.registry import Use, register_rule
+
+
+@register_rule(nn.Linear)
+def linear(module: nn.Linear, uses: list[Use]) -> dict[str, Form]:
+    """Input ``[B, *, in]``, output gradient ``[B, *, out]``; further dimensions and uses add along T."""
+    a = along_steps([use.input() for use in uses])
+    b = along_steps([use.grad() for use in uses])
+    return affine(a, b, bias=module.bias is not None)
+
+
+def along_steps(tensors: list[Tensor]) -> Tensor:
+    """``[B, *, features]`` each, to one ``[B, T, features]``."""
+    flat = [t if t.ndim == 3 else t.reshape(t.shape[0], -1, t.shape[-1]) for t in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+
+def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[str, Form]:
+    """Forms of y = W a + c from a ``[B, T, in]`` and b ``[B, T, out]``."""
+    forms: dict[str, Form] = {names[0]: Outer(a, b)}
+    if bias:
+        forms[names[1]] = Made(b if b.shape[1] == 1 else b.sum(dim=1, keepdim=True))
+    return forms

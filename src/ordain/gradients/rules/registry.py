@@ -1,0 +1,92 @@
+"""One rule a kind of module: from what its forward saw and its backward brought, forms of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ordain.errors import UnsupportedModuleError
+from ordain.gradients.forms import Form
+
+
+@dataclass
+class Use:
+    """One call of a module.
+
+    Attributes:
+        path: the module's name in the model, for messages.
+        size: B, the number of examples.
+        args: positional inputs, tensors detached.
+        kwargs: keyword inputs, tensors detached.
+        grads: output leaf number (in pytree order) to the gradient that came back to it.
+        axes: ``id`` is not enough to tell which dimension counts examples, so it was found out:
+            ("in", leaf number) or ("out", leaf number) to that dimension; None where there is none.
+        extra: what a rule's own ``watch`` put aside during the forward.
+    """
+
+    path: str
+    size: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grads: dict[int, Tensor] = field(default_factory=dict)
+    axes: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    extra: Any = None
+
+    def input(self, leaf: int = 0) -> Tensor:
+        """Input ``leaf`` with its examples moved to the front."""
+        from torch.utils._pytree import tree_leaves
+
+        return self.examples_first(("in", leaf), tree_leaves((self.args, self.kwargs))[leaf])
+
+    def grad(self, leaf: int = 0) -> Tensor:
+        """The gradient at output ``leaf`` with its examples moved to the front."""
+        return self.examples_first(("out", leaf), self.grads[leaf])
+
+    def examples_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
+        """Move the dimension that counts examples to the front; with one example, any will do."""
+        axis = self.axes.get(name)
+        if axis is None:
+            if self.size == 1:
+                return tensor.unsqueeze(0)
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without one row an example")
+        return tensor if axis == 0 else tensor.movedim(axis, 0)
+
+    def refusal(self, came: str) -> UnsupportedModuleError:
+        """The error for a use whose examples cannot be told apart."""
+        return UnsupportedModuleError(
+            f"{came} at {self.path!r} in a batch of {self.size}",
+            expected="inputs and outputs with one dimension that counts the examples",
+            remedy="Keep the examples in a dimension of their own, leave this layer out with params=, "
+            "or take gradients='func'.",
+        )
+
+
+Rule = Callable[[Any, list[Use]], dict[str, Form]]
+RULES: dict[type[nn.Module], Rule] = {}
+
+
+def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register how modules of these kinds (and of subclasses that keep their forward) give forms.
+
+    A rule takes the module and its uses in one batch and returns a form for each of the module's own
+    trainable parameters, by its name in the module. Per-example gradients are those of the loss as it
+    was reduced; the 1/B of a mean is undone elsewhere.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for kind in kinds:
+            RULES[kind] = rule
+        return rule
+
+    return register
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The rule for a module, or None. A subclass with a forward of its own may do anything."""
+    for kind in type(module).__mro__:
+        if kind in RULES:
+            return RULES[kind] if type(module).forward is kind.forward else None
+    return None
