@@ -7,9 +7,11 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 
 from ordain.errors import InputError
@@ -19,13 +21,14 @@ __all__ = ["read_vectors", "replacing", "write_bytes"]
 
 def read_vectors(path: Path) -> NDArray[Any]:
     """The array of a ``.npy`` file, memory-mapped: larger ones than memory can be herded."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise _not_an_array(path) from error
-    if not isinstance(found, np.ndarray):  # an .npz archive
-        found.close()
+    with path.open("rb") as file:
+        named = file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
+    if not named:  # np.load() would try archives and pickles next
         raise _not_an_array(path)
+    try:
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, TypeError, OverflowError, TokenError) as error:
+        raise _not_an_array(path) from error
     return found
 
 
