@@ -1,0 +1,31 @@
+"""What a result was made with: enough to repeat it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+__all__ = ["machine", "versions"]
+
+_PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that numbers depend on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
+
+
+def machine() -> dict[str, str | int]:
+    """The system, the processor, and how many logical ones there are."""
+    return {"platform": platform.platform(), "cpu": _cpu(), "logical_cpus": os.cpu_count() or 1}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,42 @@
+"""How far a command has come: a bar on a terminal, a few lines or nothing elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+__all__ = ["Report", "reporting"]
+
+Report = Callable[[int, int], None]  # (done, in all)
+
+
+@contextmanager
+def reporting(title: str, *, lines: bool = False) -> Iterator[Report]:
+    """A function to call with (done, in all); ``lines`` writes each tenth where there is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _by_tenths(title, console) if lines else _silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _by_tenths(title: str, console: Console) -> Report:
+    tenths = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal tenths
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            console.print(f"{title}: {10 * tenths} %", highlight=False)
+
+    return report
