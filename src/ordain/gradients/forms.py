@@ -43,8 +43,8 @@ class Form(ABC):
         """``[B, B]`` of <G_i, G_j> and ``[k, B]`` of <V_k, G_i>; a chunk of rows at a time."""
         gram = dots = torch.empty(0)
         for number, (lo, hi) in enumerate(self.chunks()):
-            made = self.make(lo, hi).reshape(self.size, -1)
-            part = vectors[:, lo:hi].reshape(len(vectors), -1)
+            made = self.make(lo, hi).flatten(1)
+            part = vectors[:, lo:hi].flatten(1)
             if number == 0:
                 gram, dots = made @ made.T, part @ made.T
             else:
@@ -75,10 +75,10 @@ class Made(Form):
         return self._made[:, lo:hi]
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return vectors.reshape(len(vectors), -1) @ self._made.reshape(self.size, -1).T
+        return vectors.flatten(1) @ self._made.flatten(1).T
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        out.view(len(weights), -1).addmm_(weights, self._made.reshape(self.size, -1))
+        out.view(len(weights), -1).addmm_(weights, self._made.flatten(1))
 
     def select(self, rows: Tensor) -> Made:
         return Made(self._made[rows])
