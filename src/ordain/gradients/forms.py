@@ -105,7 +105,7 @@ class Outer(Form):
         dots = a.new_empty(len(vectors), len(a))
         for vector, row in zip(vectors, dots, strict=True):
             torch.linalg.vecdot(b @ vector, a, out=row)
-        return dots.view(len(vectors), self.size, -1).sum(dim=2) if self._a.shape[1] > 1 else dots
+        return dots.view(len(vectors), *self._a.shape[:2]).sum(dim=2) if self._a.shape[1] > 1 else dots
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         a, b = self._flat()
