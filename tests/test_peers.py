@@ -26,7 +26,7 @@ def test_the_stale_mean_is_of_gradients_not_of_centred_ones() -> None:
             order.observe(field(index, epoch)[None])
         next(iter(order.sampler))
         np.testing.assert_allclose(
-            order._vectors["m"].numpy(), np.mean([field(i, epoch) for i in range(n)], axis=0), rtol=1e-12
+            order._vectors["table"][1].numpy(), np.mean([field(i, epoch) for i in range(n)], axis=0), rtol=1e-12
         )
 
 
@@ -42,7 +42,7 @@ def test_the_last_partial_batch_weighs_what_it_should(reduction: str, batch_size
         order.step()
     list(order.sampler)
     wanted = loop_gradients(model, nn.functional.cross_entropy, data.x, data.y).mean(0)
-    torch.testing.assert_close(order._vectors["m"], wanted)
+    torch.testing.assert_close(order._vectors["table"][1], wanted)
 
 
 def test_a_reused_buffer_does_not_alias_the_waiting_gradient() -> None:

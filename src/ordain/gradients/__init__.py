@@ -11,6 +11,7 @@ from ordain.gradients.exact import ExactSource
 from ordain.gradients.factored import Factored
 from ordain.gradients.func import FuncSource
 from ordain.gradients.loop import per_example_loop
+from ordain.gradients.microbatch import MicrobatchSource
 from ordain.gradients.rules import Use, register_rule
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Factored",
     "FuncSource",
     "Gradients",
+    "MicrobatchSource",
     "Source",
     "Use",
     "as_gradients",

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import InputError, UnsupportedModuleError
+from ordain.errors import UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Form, total
 from ordain.gradients.layout import Axes, Layout, examples_in
+from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, rule_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
@@ -59,17 +60,9 @@ class ExactSource:
         batch_dim: int = 0,
     ) -> None:
         self._model = model
-        self._mean = loss_reduction == "mean"
+        self._mean = check_reduction(loss_reduction) == "mean"
         self._batch_dim = batch_dim
-        chosen = {
-            name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))
-        }
-        if not chosen:
-            raise InputError(
-                "a model with no trainable parameter to order by",
-                expected="at least one parameter with requires_grad",
-                remedy="Check params= and requires_grad, or pass model=None and call observe().",
-            )
+        chosen = choose(model, params)
         self._offsets: dict[Tensor, tuple[int, str]] = {}
         self.dim = 0
         for name, p in chosen.items():

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ordain.errors import GradientError, InputError, UnsupportedModuleError
+from ordain.errors import GradientError, UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
-
-Reduction = Literal["mean", "sum"]
+from ordain.gradients.layout import examples_in
+from ordain.gradients.params import check_reduction, choose
+from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
 
 @dataclass
@@ -42,10 +42,11 @@ class FuncSource:
     """Watch ``model`` and make per-example gradients with torch.func.
 
     Args:
-        model: called once for each batch; inputs and outputs have the examples as first dimension.
+        model: called once for each batch.
         params: which trainable parameters to order by, as a test of their names; all by default.
         loss_reduction: how the loss reduces over the examples of a batch. Under ``"mean"`` a backward
             gives each example 1/B of its gradient, which is undone here.
+        batch_dim: the dimension of the model's inputs that counts the examples.
         chunk_size: examples at a time; all by default.
     """
 
@@ -54,27 +55,16 @@ class FuncSource:
         model: nn.Module,
         *,
         params: Callable[[str], bool] | None = None,
-        loss_reduction: Reduction = "mean",
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
         chunk_size: int | None = None,
     ) -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise InputError(
-                f"loss_reduction={loss_reduction!r}",
-                expected="'mean' or 'sum'",
-                remedy="Say how your loss reduces over the batch; torch's losses take the mean by default.",
-            )
+        self._mean = check_reduction(loss_reduction) == "mean"
         self._model = model
-        self._names = [
-            name for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))
-        ]
-        if not self._names:
-            raise InputError(
-                "a model with no trainable parameter to order by",
-                expected="at least one parameter with requires_grad",
-                remedy="Check params= and requires_grad, or pass model=None and call observe().",
-            )
+        self._mixing = mixing_modules(model)
+        self._names = list(choose(model, params))
         self.dim = sum(model.get_parameter(name).numel() for name in self._names)
-        self._mean = loss_reduction == "mean"
+        self._batch_dim = batch_dim
         self._chunk_size = chunk_size
         self._count = 0
         self._reached: dict[int, _Pass] = {}
@@ -106,13 +96,17 @@ class FuncSource:
         return [self._gradients(reached[number]) for number in sorted(reached)]  # in the order of the forwards
 
     def _gradients(self, record: _Pass) -> Dense:
-        self._refuse_mixing()
+        refuse_mixing(self._mixing)
         kept, cotangents = list(record.cotangents), list(record.cotangents.values())
-        size = cotangents[0].shape[0] if cotangents[0].ndim else 0
-        if not size or any(grad.ndim == 0 or grad.shape[0] != size for grad in cotangents):
+        dim = self._batch_dim
+        args, kwargs = record.inputs
+        size = examples_in(args, kwargs, dim)
+        # An output that has lost the dimensions before it counts the examples in its first.
+        axes = [dim if grad.ndim > dim and grad.shape[dim] == size else 0 for grad in cotangents]
+        if any(grad.ndim == 0 or grad.shape[axis] != size for grad, axis in zip(cotangents, axes, strict=True)):
             raise GradientError(
-                f"model outputs of shapes {[tuple(grad.shape) for grad in cotangents]}",
-                expected="the examples as first dimension of every output",
+                f"model outputs of shapes {[tuple(grad.shape) for grad in cotangents]} for {size} examples",
+                expected="a dimension that counts the examples in every output",
                 remedy="Return one row an example from the model and take the loss outside it.",
             )
         model = self._model
@@ -120,12 +114,12 @@ class FuncSource:
         fixed = {name: p.detach() for name, p in model.named_parameters() if name not in trained}
         fixed |= dict(model.named_buffers())
         flat, spec = tree_flatten(record.inputs)
-        mapped = [isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == size for leaf in flat]
+        mapped = [isinstance(leaf, Tensor) and leaf.ndim > dim and leaf.shape[dim] == size for leaf in flat]
         tensors = [leaf for leaf, yes in zip(flat, mapped, strict=True) if yes]
 
         def gradient(xs: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
             rows = iter(xs)
-            leaves = [next(rows).unsqueeze(0) if yes else leaf for leaf, yes in zip(flat, mapped, strict=True)]
+            leaves = [next(rows).unsqueeze(dim) if yes else leaf for leaf, yes in zip(flat, mapped, strict=True)]
             args, kwargs = tree_unflatten(leaves, spec)
 
             def outputs(weights: dict[str, Tensor]) -> list[Tensor]:
@@ -133,32 +127,22 @@ class FuncSource:
                 return [out[i] for i in kept]
 
             pull = vjp(outputs, trained)[1]
-            answer: dict[str, Tensor] = pull([grad.unsqueeze(0) for grad in grads])[0]
+            answer: dict[str, Tensor] = pull([grad.unsqueeze(axis) for grad, axis in zip(grads, axes, strict=True)])[0]
             return answer
 
         self._recomputing = True
         try:
-            made = vmap(gradient, chunk_size=self._chunk_size)(tensors, cotangents)
+            made = vmap(gradient, in_dims=(dim, axes), chunk_size=self._chunk_size)(tensors, cotangents)
         except RuntimeError as error:
             if "randomness" not in str(error):
                 raise
             raise UnsupportedModuleError(
                 "a model that draws random numbers in training (dropout)",
                 expected="a forward that gives the same output twice",
-                remedy="Set dropout to 0, or pass your own gradients to observe().",
+                remedy="Take gradients='exact', set dropout to 0, or pass your own gradients to observe().",
             ) from error
         finally:
             self._recomputing = False
         scale = float(size) if self._mean else 1.0
         blocks = [made[name].reshape(size, -1) for name in self._names]
         return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
-
-    def _refuse_mixing(self) -> None:
-        for path, module in self._model.named_modules():
-            if isinstance(module, _BatchNorm) and module.training:
-                raise UnsupportedModuleError(
-                    f"{type(module).__name__} at {path!r} in training mode",
-                    expected="layers that treat each example by itself",
-                    remedy="Use GroupNorm or LayerNorm, put the layer in eval() mode, "
-                    "or order whole batches with group=batch_size and observe().",
-                )

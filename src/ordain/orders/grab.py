@@ -66,10 +66,13 @@ class GraB(LearnedOrder):
         self._freeze_after = freeze_after
         self._log: list[NDArray[np.uint8]] = []  # each past epoch's places, two bits a unit
         self._failures = 0
-        self._vectors: dict[str, Tensor] = {}  # all of length d: s, sum, m, and what waits: first, part
+        self._vectors: dict[str, Tensor] = {}  # the table (see _allocate), and what waits: first, part
+        self._mean_square = 0.0  # |m|^2
         self._state: Matrix
         self._signed: int
         self._summed: int
+        self._surplus: float
+        self._mean_inner: float
         self._begin_epoch()
 
     # --- what a user sees -------------------------------------------------------------------------
@@ -108,42 +111,38 @@ class GraB(LearnedOrder):
     # --- one batch --------------------------------------------------------------------------------
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
+        self._learn(batch, slots, cut=self.group > 1)
+
+    def _take_units(self, batch: Gradients, slots: Indices) -> None:
+        self._learn(batch, slots, cut=False)
+
+    def _learn(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
+        """Sign what the batch completes; ``cut`` says that its rows are examples, several to a unit."""
+        table = self._vectors.get("table")
+        if table is None:
+            table = self._allocate(batch)
         rows, row_slots, counts = self._with_carried(batch, slots)
-        gram = rows.gram().to("cpu", torch.float64).numpy()
-        good = np.isfinite(gram.diagonal())
-        if self.group > 1:
-            good &= self._places[row_slots] != ASIDE
-        if not good.all():
-            self._take_finite(batch, slots)
+        known = table[: 1 if self._paired else 2]  # P, or P and m
+        gram_, dots_ = rows.products(known)
+        gram, dots = gram_.to("cpu", torch.float64).numpy(), dots_.to("cpu", torch.float64).numpy()
+        if not np.isfinite(gram.diagonal()).all() or (cut and (self._places[row_slots] == ASIDE).any()):
+            self._learn_finite(batch, slots, cut=cut)
             return
 
-        units = Units.single(row_slots)
-        if self.group > 1:
-            units = Units.cut(row_slots, counts, self._sizes()[row_slots], carried=rows.size - batch.size)
-        weights = units.weights  # of the vectors to sign, in terms of rows; None is the identity
+        units = Units.cut(row_slots, counts, self._sizes()[row_slots], carried=rows.size - batch.size) if cut else None
+        unit_slots = units.slots if units else row_slots
+        weights = units.weights if units else None  # of what is signed, in terms of rows; None is the identity
         if self._paired:
-            pairs = differences(len(units.slots))
+            pairs = differences(len(unit_slots))
             weights = pairs if weights is None else pairs @ weights
-
-        v = self._vectors or self._allocate(batch)
-        dots = rows.dot(torch.stack([v["s"]] if self._paired else [v["s"], v["m"]])).to("cpu", torch.float64).numpy()
         if weights is not None:
             gram, dots = weights @ gram @ weights.T, dots @ weights.T
-        inner = dots[0]
-        if not self._paired:  # <s, g-m> and <g_i-m, g_j-m>, from the products of s, g and m
-            gram = gram - dots[1][:, None] - dots[1][None, :] + float(v["m"] @ v["m"])
-            inner = inner - float(v["s"] @ v["m"])
-
-        def moved(signs: Signs, *more: Matrix) -> tuple[Tensor, list[Tensor]]:
-            """The signed sum after these signs, and further weighted sums of the rows."""
-            known = signs.astype(np.float64)
-            by_row = known if weights is None else known @ weights[: len(signs)]
-            table = np.zeros((1 + len(more), rows.size))
-            table[0, : len(by_row)] = by_row
-            table[1:] = more if more else 0.0
-            s, *others = rows.weighted_sum(torch.from_numpy(table).to(rows.device, rows.dtype))
-            s = s.add_(v["s"])
-            return (s if self._paired else s.sub_(v["m"], alpha=float(known.sum()))), others
+        inner, surplus = dots[0], self._surplus
+        if not self._paired:
+            # <s, z_t> and <z_i, z_j> for s = P - E m and z = g - m, from products of P, g and m.
+            means, square = dots[1], self._mean_square
+            inner = dots[0] - self._mean_inner - surplus * (means - square)
+            gram = gram - means[:, None] - means[None, :] + square
 
         u = None
         if self._balancer.random:
@@ -156,47 +155,69 @@ class GraB(LearnedOrder):
             d=rows.dim,
             state=state,
             u=u,
-            sup=lambda found: float(moved(found)[0].abs().max()),
+            sup=lambda found: self._sup(rows, found, weights),
         )
-
-        each = np.eye(rows.size) if units.weights is None else units.weights
-        wanted: dict[str, Matrix] = {}
-        if self._paired and len(units.slots) % 2:
-            wanted["first"] = each[-1]  # waits for its partner
-        if not self._paired:
-            wanted["sum"] = each.sum(axis=0)
-        if units.open_weights is not None:
-            wanted["part"] = units.open_weights
-        s, sums = moved(signs, *wanted.values())
 
         # All is known, and nothing was changed before this line.
-        new = dict(zip(wanted, sums, strict=True))
-        if "sum" in new:
-            new["sum"] += v["sum"]
-        self._vectors = {name: v[name] for name in ("sum", "m") if name in v} | new | {"s": s}
+        by_row = signs.astype(np.float64) if weights is None else signs @ weights
+        wanted = [by_row]
+        if not self._paired:
+            wanted.append(np.ones(rows.size) if units is None else units.weights.sum(axis=0))
+            self._surplus += float(signs.sum())
+            self._mean_inner += float(signs @ means)
+            self._summed += len(unit_slots)
+        coefficients = torch.from_numpy(np.stack(wanted)).to(rows.device, rows.dtype)
+        waiting = self._waiting(rows, units, unit_slots)
+        rows.weighted_sum(coefficients, out=table[:1] if self._paired else table[0:3:2])
+        self._vectors = {"table": table, **waiting}
         self._state = state
         self._signed += len(signs)
-        self._summed += 0 if self._paired else len(units.slots)
-        self._places[units.slots[: len(signs) * (2 if self._paired else 1)]] = (
-            np.stack([signs, -signs], axis=1).ravel() if self._paired else signs
-        )
-        self._slot_first = int(units.slots[-1]) if "first" in new else -1
-        if "first" in new:
+        if self._paired:
+            self._places[unit_slots[: 2 * len(signs)]] = np.stack([signs, -signs], axis=1).ravel()
+        else:
+            self._places[unit_slots] = signs
+        self._slot_first = int(unit_slots[-1]) if "first" in waiting else -1
+        if "first" in waiting:
             self._places[self._slot_first] = WAITING
-        self._slot_part, self._part_count = units.open_slot, units.open_count
+        self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
+
+    def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:
+        """|s|_inf once the first few vectors of the batch have these signs."""
+        table = self._vectors["table"]
+        by_row = np.zeros((1, rows.size))
+        if weights is None:
+            by_row[0, : len(signs)] = signs
+        else:
+            by_row[0] = signs @ weights[: len(signs)]
+        s = table[:1] + rows.weighted_sum(torch.from_numpy(by_row).to(rows.device, rows.dtype))
+        if not self._paired:
+            s.sub_(table[1], alpha=self._surplus + float(signs.sum()))
+        return float(s.abs().max())
+
+    def _waiting(self, rows: Gradients, units: Units | None, slots: Indices) -> dict[str, Tensor]:
+        """What the next batch must complete: the first of a pair, part of a unit."""
+        left: dict[str, Matrix] = {}
+        if self._paired and len(slots) % 2:
+            left["first"] = np.eye(rows.size)[-1] if units is None else units.weights[-1]
+        if units is not None and units.open_weights is not None:
+            left["part"] = units.open_weights
+        if not left:
+            return {}
+        sums = rows.weighted_sum(torch.from_numpy(np.stack(list(left.values()))).to(rows.device, rows.dtype))
+        return dict(zip(left, sums, strict=True))
 
     def _with_carried(self, batch: Gradients, slots: Indices) -> tuple[Gradients, Indices, Indices]:
         """The batch behind what waits for it; the slot of each row, and how many examples it stands for."""
+        ones = np.ones(len(slots), dtype=np.int64)
+        if self._slot_first < 0 and self._slot_part < 0:
+            return batch, slots, ones
         waiting = [("first", self._slot_first, self.group), ("part", self._slot_part, self._part_count)]
-        waiting = [one for one in waiting if one[1] >= 0]
-        if not waiting:
-            return batch, slots, np.ones(len(slots), dtype=np.int64)
-        names, carried, counts = zip(*waiting, strict=True)
+        names, carried, counts = zip(*(one for one in waiting if one[1] >= 0), strict=True)
         rows = Carried(torch.stack([self._vectors[name] for name in names]), batch)
-        return rows, np.concatenate([carried, slots]), np.concatenate([counts, np.ones(len(slots), dtype=np.int64)])
+        return rows, np.concatenate([carried, slots]), np.concatenate([counts, ones])
 
-    def _take_finite(self, batch: Gradients, slots: Indices) -> None:
-        """Set bad examples aside (and the whole of their unit), and take the others."""
+    def _learn_finite(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
+        """Set bad examples aside (and the whole of their unit), and learn from the others."""
         bad = ~np.isfinite(batch.gram().diagonal().cpu().numpy())
         if bad.any():
             self._put_aside(np.unique(slots[bad]), int(bad.sum()))
@@ -204,12 +225,17 @@ class GraB(LearnedOrder):
             self._slot_part, self._part_count = -1, 0
         kept = np.flatnonzero(self._places[slots] != ASIDE)
         if len(kept):
-            self._take(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept])
+            self._learn(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept], cut=cut)
 
-    def _allocate(self, batch: Gradients) -> dict[str, Tensor]:
-        names = ("s",) if self._paired else ("s", "sum", "m")
-        self._vectors = {name: torch.zeros(batch.dim, dtype=batch.dtype, device=batch.device) for name in names}
-        return self._vectors
+    def _allocate(self, batch: Gradients) -> Tensor:
+        """``[1, d]`` of P, or ``[3, d]`` of P, m and the sum that becomes the next m.
+
+        P is the sum of e_t g_t. Alg. 4's s is P - E m with E the sum of the signs ("surplus"): kept apart, s
+        costs no pass over memory for m.
+        """
+        table = torch.zeros(1 if self._paired else 3, batch.dim, dtype=batch.dtype, device=batch.device)
+        self._vectors = {"table": table}
+        return table
 
     # --- one epoch --------------------------------------------------------------------------------
 
@@ -217,21 +243,24 @@ class GraB(LearnedOrder):
         self._state = self._balancer.start()
         self._signed = 0  # vectors given a sign in this epoch
         self._summed = 0  # units in this epoch's mean
+        self._surplus = 0.0  # E
+        self._mean_inner = 0.0  # <P, m>
         self._slot_first = -1  # the unit that waits for its partner, in vectors["first"]
         self._slot_part, self._part_count = -1, 0  # the incomplete unit, in vectors["part"]
-        self._vectors = {
-            name: vector if name == "m" else torch.zeros_like(vector)
-            for name, vector in self._vectors.items()
-            if name in ("s", "sum", "m")
-        }
 
     def _advance(self) -> None:
         if not self.frozen:
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             self._arrangement = herding.reorder(places, self._arrangement)  # Alg. 3; Alg. 4's sigma_{k+1}
             self._log.append(_pack(places))
-            if self._summed:
-                self._vectors["m"] = self._vectors["sum"] / self._summed  # Alg. 4's m_{k+1}
+            table = self._vectors.get("table")
+            if table is not None:
+                if self._summed:
+                    torch.div(table[2], self._summed, out=table[1])  # Alg. 4's m_{k+1}
+                    self._mean_square = float(table[1] @ table[1])
+                    table[2].zero_()
+                table[0].zero_()
+                self._vectors = {"table": table}
             self._failures += int(self._state[1])
             self._begin_epoch()
         super()._advance()
@@ -268,7 +297,17 @@ class GraB(LearnedOrder):
         }
 
 
-_COUNTERS = ("_failures", "_signed", "_summed", "_slot_first", "_slot_part", "_part_count")
+_COUNTERS = (
+    "_failures",
+    "_signed",
+    "_summed",
+    "_surplus",
+    "_mean_inner",
+    "_mean_square",
+    "_slot_first",
+    "_slot_part",
+    "_part_count",
+)
 
 
 def _pack(places: Signs) -> NDArray[np.uint8]:

@@ -92,22 +92,30 @@ class Herding(LearnedOrder):
             self._ticket += 1
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
+        self._store(batch, slots, shares=1.0 / self._sizes()[slots], counts=1)
+
+    def _take_units(self, batch: Gradients, slots: Indices) -> None:
+        self._store(batch, slots, shares=np.ones(len(slots)), counts=self._sizes()[slots])
+
+    def _store(self, batch: Gradients, slots: Indices, *, shares: Any, counts: Any) -> None:
+        """Add each row's share of its unit's mean gradient; it stands for ``counts`` examples."""
         if self._fresh and not self._rehearsing:
             return
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
-        weights = torch.from_numpy(1.0 / self._sizes()[slots]).to(batch.device, batch.dtype)
-        rows = batch.weighted_sum(torch.diag(weights)).cpu()  # each example's share of its unit's mean
+        weights = torch.from_numpy(shares).to(batch.device, batch.dtype)
+        rows = batch.weighted_sum(torch.diag(weights)).cpu()
         if not torch.isfinite(rows).all():
             bad = ~torch.isfinite(batch.gram().diagonal()).cpu().numpy()
             self._put_aside(np.unique(slots[bad]), int(bad.sum()))
             kept = np.flatnonzero(~bad)
             if len(kept):
-                self._take(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept])
+                good = batch.select(torch.from_numpy(kept).to(batch.device))
+                self._store(good, slots[kept], shares=shares[kept], counts=np.broadcast_to(counts, len(slots))[kept])
             return
         self._stored.index_add_(0, torch.from_numpy(slots), rows)
-        np.add.at(self._counts, slots, 1)
+        np.add.at(self._counts, slots, counts)
         if self.group == 1:  # seen: a place other than UNSEEN; there are no signs here
             self._places[slots] = 1
 

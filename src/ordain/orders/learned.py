@@ -13,11 +13,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
-from ordain.gradients import FuncSource, Gradients, Source, as_gradients
+from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
 from ordain.orders.base import Indices, Order
 
 # Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
 UNSEEN, ASIDE, WAITING = 0, 2, 3
+_SOURCES: dict[str, Callable[..., Source]] = {
+    "exact": ExactSource,
+    "func": FuncSource,
+    "microbatch": MicrobatchSource,
+}
 
 
 class LearnedOrder(Order):
@@ -26,9 +31,11 @@ class LearnedOrder(Order):
     Args:
         model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
         n: the number of examples, or the dataset.
-        gradients: how ``step()`` gets per-example gradients; ``"func"`` is torch.func.
+        gradients: how ``step()`` gets per-example gradients: ``"exact"`` out of the ordinary backward, ``"func"``
+            by torch.func, ``"microbatch"`` from one backward for each unit of ``group`` examples.
         params: order by these parameters only, as a test of their names.
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
+        batch_dim: the dimension of the model's inputs that counts the examples.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
         seed: everything random follows from it.
     """
@@ -40,9 +47,10 @@ class LearnedOrder(Order):
         model: nn.Module | None,
         n: Any,
         *,
-        gradients: Literal["func"] = "func",
+        gradients: Literal["exact", "func", "microbatch"] = "exact",
         params: Callable[[str], bool] | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
+        batch_dim: int = 0,
         group: int = 1,
         seed: int = 0,
     ) -> None:
@@ -53,8 +61,12 @@ class LearnedOrder(Order):
                 expected="a torch.nn.Module first, then n",
                 remedy=f"Write {type(self).__name__}(model, len(dataset)).",
             )
-        if gradients != "func":
-            raise InputError(f"gradients={gradients!r}", expected="'func'", remedy="Or call observe() yourself.")
+        if gradients not in _SOURCES:
+            raise InputError(
+                f"gradients={gradients!r}",
+                expected=" or ".join(repr(name) for name in _SOURCES),
+                remedy="Leave it out for 'exact', or pass model=None and call observe().",
+            )
         self._arrangement = np.arange(self._units)
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
         self._out_of_turn = False  # has observe() been given indices in this epoch?
@@ -63,7 +75,8 @@ class LearnedOrder(Order):
         self._dim: int | None = None
         self._source: Source | None = None
         if model is not None:
-            self._source = FuncSource(model, params=params, loss_reduction=loss_reduction)
+            build = _SOURCES[gradients]
+            self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
             self._dim = self._source.dim
 
     # --- what a user sees -------------------------------------------------------------------------
@@ -80,6 +93,7 @@ class LearnedOrder(Order):
                 expected="a model to take gradients from",
                 remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
             )
+        examples = self._source.examples if isinstance(self._source, MicrobatchSource) else None
         batches = self._source.collect()
         if not batches:
             raise StepError(
@@ -87,9 +101,25 @@ class LearnedOrder(Order):
                 expected="a forward in training mode and its backward since the last step()",
                 remedy="Call order.step() after loss.backward(), once; the model must be in train() mode.",
             )
+        if examples is not None:
+            self._observe_unit(batches[0], examples)
+            return
         self._check_drawn(sum(batch.size for batch in batches))
         for batch in batches:
             self.observe(batch)
+
+    def _observe_unit(self, batch: Gradients, examples: int) -> None:
+        """One row that is a whole unit's gradient already."""
+        slots = np.unique(self._next_slots(examples))
+        if len(slots) != 1 or examples != self._sizes()[slots[0]]:
+            raise StepError(
+                f"a micro-batch of {examples} examples",
+                expected=f"units of group={self.group} examples, one to a backward and a step()",
+                remedy="Set batch_size and group to the same number, and call step() after every backward.",
+            )
+        self._take_units(batch, slots)
+        self._taken += examples
+        self._touched = True
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         batch = as_gradients(grads)
@@ -118,6 +148,10 @@ class LearnedOrder(Order):
     @abstractmethod
     def _take(self, batch: Gradients, slots: Indices) -> None:
         """Learn from gradients of examples in these slots (places in this epoch's arrangement)."""
+
+    @abstractmethod
+    def _take_units(self, batch: Gradients, slots: Indices) -> None:
+        """The same where each row is a whole unit's gradient."""
 
     def _slots(self, count: int, indices: Any) -> Indices:
         """The slot of each row: the next drawn ones, or those of the examples named."""

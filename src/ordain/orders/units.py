@@ -17,23 +17,18 @@ class Units:
     """Units cut from consecutive rows.
 
     Attributes:
-        weights: ``[units, rows]``, or None where every row is a unit.
+        weights: ``[units, rows]``.
         slots: ``[units]``, the slot of each complete unit.
         open_slot: the slot of a last, incomplete unit; -1 if there is none.
         open_count: how many examples of it there are so far.
         open_weights: ``[rows]``, what they add up to; None if there is none.
     """
 
-    weights: Matrix | None
+    weights: Matrix
     slots: Indices
     open_slot: int = -1
     open_count: int = 0
     open_weights: NDArray[np.float64] | None = None
-
-    @classmethod
-    def single(cls, slots: Indices) -> Units:
-        """Every row is a unit."""
-        return cls(None, slots)
 
     @classmethod
     def cut(cls, slots: Indices, counts: Indices, sizes: Indices, *, carried: int) -> Units:

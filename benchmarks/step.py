@@ -1,0 +1,108 @@
+"""What ordering adds to a training step: the same loop under each order, interleaved, one thread.
+
+Batches are made beforehand, so that a step is forward, loss, backward, ordering and optimizer, and the drawing of
+indices; ``with a loader`` takes single examples from a DataLoader instead.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+
+from benchmarks.models import LanguageModel, lenet, logistic, mlp, tiny_bert
+from benchmarks.timing import interleaved, median_ratio
+from ordain import GraB, Order, RandomReshuffling
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a batch for it, and how many steps make a round."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    size: int
+    steps: int
+    loader: bool = False
+
+
+def images(*shape: int, classes: int = 10) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda size: (torch.randn(size, *shape), torch.randint(0, classes, (size,)))
+
+
+def tokens(length: int, vocabulary: int, *, classes: int | None = None) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Words as frequent as in a text: the r-th with weight 1/r."""
+    weights = 1.0 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
+
+    def batch(size: int) -> tuple[Tensor, Tensor]:
+        x = torch.multinomial(weights, size * length, replacement=True).view(size, length)
+        return x, x.roll(-1, dims=1) if classes is None else torch.randint(0, classes, (size,))
+
+    return batch
+
+
+CASES = {
+    "logistic": Case(logistic, images(784), 64, 200),
+    "logistic with a loader": Case(logistic, images(784), 64, 50, loader=True),
+    "mlp": Case(mlp, images(1024), 64, 10),
+    "lenet": Case(lenet, images(3, 32, 32), 64, 15),
+    "bert": Case(tiny_bert, tokens(32, 30_522, classes=2), 32, 15),
+    "lstm": Case(lambda: LanguageModel(10_000, 32, 32, 2), tokens(35, 10_000), 20, 15),
+}
+ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
+    "rr": lambda model, n: RandomReshuffling(n),
+    "mean": lambda model, n: GraB(model, n),
+    "pair": lambda model, n: GraB(model, n, centering="pair"),
+}
+
+
+def loss_of(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2), y.flatten())
+
+
+def job(case: Case, build: Callable[[nn.Module, int], Order]) -> Callable[[], Any]:
+    """A function that makes a round of training steps."""
+    torch.manual_seed(0)
+    model = case.build()
+    n = case.size * case.steps
+    order = build(model, n)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    x, y = case.batch(n if case.loader else case.size)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        if case.loader:
+            yield from DataLoader(TensorDataset(x, y), batch_size=case.size, sampler=order.sampler)
+        else:
+            for _ in BatchSampler(order.sampler, case.size, drop_last=False):
+                yield x, y
+
+    def go() -> None:
+        for inputs, labels in islice(batches(), case.steps):
+            loss_of(model(inputs), labels).backward()
+            order.step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return go
+
+
+def run(names: list[str] | None = None) -> dict[str, float]:
+    torch.set_num_threads(1)
+    results = {}
+    for name in names or CASES:
+        case = CASES[name]
+        seconds = interleaved({order: job(case, build) for order, build in ORDERS.items()}, rounds=9)
+        base = statistics.median(seconds["rr"]) / case.steps
+        for order in ("mean", "pair"):
+            results[f"{name}, {order}"] = median_ratio(seconds[order], seconds["rr"])
+        print(
+            f"  {name}, B={case.size}: RR {base * 1e3:.3f} ms a step; "
+            f"mean {results[f'{name}, mean']:.2f}x, pair {results[f'{name}, pair']:.2f}x"
+        )
+    return results

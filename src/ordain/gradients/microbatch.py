@@ -1,0 +1,77 @@
+"""One gradient a backward: the paper's way, with micro-batches of one unit each.
+
+Needs nothing of the model, so it serves where examples mix (batch normalisation): a whole batch is then
+the unit that is ordered. With one example a micro-batch it is the slow way to order examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain.gradients.base import Gradients
+from ordain.gradients.dense import Dense
+from ordain.gradients.layout import examples_in
+from ordain.gradients.params import check_reduction, choose
+
+
+class MicrobatchSource:
+    """Watch the parameters of ``model``; each backward's gradient is one row.
+
+    Args:
+        model: called once for each micro-batch.
+        params: which trainable parameters to order by, as a test of their names; all by default.
+        loss_reduction: under ``"sum"`` the gradient is divided by the number of examples.
+        batch_dim: the dimension of the model's inputs that counts the examples.
+    """
+
+    rows_are_units = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+    ) -> None:
+        self._sum = check_reduction(loss_reduction) == "sum"
+        self._batch_dim = batch_dim
+        chosen = choose(model, params)
+        self.dim = sum(p.numel() for p in chosen.values())
+        self._params = list(chosen.values())
+        self._sizes: list[int] = []
+        self._grads: dict[Tensor, Tensor] = {}
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
+
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled() and model.training:
+            self._sizes.append(examples_in(args, kwargs, self._batch_dim))
+
+    def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        self._grads[p] = self._grads[p] + grad if p in self._grads else grad.detach().clone()
+
+    @property
+    def examples(self) -> int:
+        """How many examples the micro-batch had."""
+        return self._sizes[-1] if self._sizes else 0
+
+    def collect(self) -> list[Gradients]:
+        if not self._grads:
+            return []
+        size = self.examples
+        grads, self._grads, self._sizes = self._grads, {}, []
+        row = torch.cat([grads.get(p, torch.zeros_like(p)).reshape(-1) for p in self._params])
+        row = row.to(torch.promote_types(row.dtype, torch.float32))
+        return [Dense([(row / size if self._sum else row).unsqueeze(0)])]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._grads.clear()

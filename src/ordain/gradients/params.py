@@ -1,0 +1,32 @@
+"""Which parameters an order looks at, and how the loss reduces: what every source asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ordain.errors import InputError
+
+
+def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, nn.Parameter]:
+    """The trainable parameters that pass the test, by name."""
+    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
+    if not chosen:
+        raise InputError(
+            "a model with no trainable parameter to order by",
+            expected="at least one parameter with requires_grad",
+            remedy="Check params= and requires_grad, or pass model=None and call observe().",
+        )
+    return chosen
+
+
+def check_reduction(loss_reduction: str) -> str:
+    """``"mean"`` or ``"sum"``."""
+    if loss_reduction not in ("mean", "sum"):
+        raise InputError(
+            f"loss_reduction={loss_reduction!r}",
+            expected="'mean' or 'sum'",
+            remedy="Say how your loss reduces over the batch; torch's losses take the mean by default.",
+        )
+    return loss_reduction
