@@ -100,6 +100,67 @@ def gram_signs(
 
 
 @_compile
+def batch_signs(
+    kind: int,
+    gram: NDArray[Any],
+    dots: NDArray[Any],
+    paired: bool,
+    surplus: float,
+    mean_inner: float,
+    mean_square: float,
+    u: Floats,
+    state: Floats,
+    param: float,
+    signs: NDArray[np.int8],
+    weights: NDArray[Any],
+) -> bool:
+    """Signs of a batch straight from products of its gradients g with each other, with P and with m.
+
+    The common case of ``gram_signs`` without a temporary: z = g - m, or g_first - g_second if ``paired``, and
+    s = P - surplus m. ``dots`` is [1, B] of <P, g>, or [2, B] of <P, g> and <m, g>. Writes ``signs`` (by vector) and
+    ``weights`` (by row: what each gradient adds to P). False, with only ``state`` touched, where something is not
+    finite or |s|_inf must be known: ``gram_signs`` can do those.
+    """
+    size = gram.shape[0]
+    count = size // 2 if paired else size
+    inner = np.empty(count)
+    for t in range(size):
+        if not math.isfinite(gram[t, t]):
+            return False
+    for t in range(count):
+        if paired:
+            inner[t] = float(dots[0, 2 * t]) - float(dots[0, 2 * t + 1])
+        else:
+            inner[t] = dots[0, t] - mean_inner - surplus * (dots[1, t] - mean_square)
+    for t in range(count):
+        i, k = 2 * t, 2 * t + 1
+        if paired:
+            square = float(gram[i, i]) - 2.0 * gram[i, k] + gram[k, k]
+        else:
+            square = gram[t, t] - 2.0 * dots[1, t] + mean_square
+        sign = decide(kind, inner[t], square, math.sqrt(max(state[0], 0.0)), False, u[t], state, param)
+        if sign == UNSURE:
+            return False
+        if sign == FAILED:
+            state[1] += 1.0
+            sign = 1 if inner[t] < 0.0 else -1
+        state[0] += 2.0 * sign * inner[t] + square
+        signs[t] = sign
+        if paired:
+            weights[i] = sign
+            weights[k] = -sign
+            for j in range(t + 1, count):
+                across = float(gram[i, 2 * j]) - gram[i, 2 * j + 1] - gram[k, 2 * j] + gram[k, 2 * j + 1]
+                inner[j] += sign * across
+        else:
+            weights[t] = sign
+            shift = mean_square - dots[1, t]
+            for j in range(t + 1, count):
+                inner[j] += sign * (gram[t, j] - dots[1, j] + shift)
+    return True
+
+
+@_compile
 def stream_signs(
     kind: int,
     z: NDArray[Any],

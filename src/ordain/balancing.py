@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,44 @@ class Balancer(ABC):
             if done < size:
                 bound = sup(signs[:done]) if sup else math.inf
         return signs
+
+    def batch(
+        self,
+        gram: NDArray[Any],
+        dots: NDArray[Any],
+        *,
+        paired: bool,
+        surplus: float,
+        mean_inner: float,
+        mean_square: float,
+        parameter: float,
+        state: NDArray[np.float64],
+        u: NDArray[np.float64],
+    ) -> tuple[NDArray[np.int8], NDArray[Any]] | None:
+        """Signs and row weights of a batch of plain gradients: see ``_kernels.batch_signs``.
+
+        None where only :meth:`signs` will do; ``state`` is then spoilt.
+        """
+        from ordain import _kernels
+
+        size = len(gram)
+        signs = np.empty(size // 2 if paired else size, dtype=np.int8)
+        weights = np.zeros(size, dtype=gram.dtype)
+        done = _kernels.batch_signs(
+            self.kind,
+            gram,
+            dots,
+            paired,
+            surplus,
+            mean_inner,
+            mean_square,
+            u,
+            state,
+            parameter,
+            signs,
+            weights,
+        )
+        return (signs, weights) if done else None
 
     def failure(self, t: int, parameter: float) -> BalancingFailedError:
         """The error for a walk that left its bound at vector ``t``."""

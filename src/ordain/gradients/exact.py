@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
-from ordain.gradients.forms import Form, total
+from ordain.gradients.forms import Biased, Form, total
 from ordain.gradients.layout import Axes, Layout, examples_in
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, rule_for
@@ -80,12 +80,15 @@ class ExactSource:
         self._pass: _Pass | None = None  # the forward that is running
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
+        self._arrivals: dict[Tensor, bool] = {}  # parameters with a new gradient: was there none before it?
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
+        self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._paths = {
             module: path
             for path, module in model.named_modules()
             if any(p in self._offsets for p in module.parameters(recurse=False))
         }
+        self._rules = {module: rule_for(module) or fallback for module in self._paths}
         self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
         self._handles += [module.register_forward_hook(self._watch, with_kwargs=True) for module in self._paths]
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
@@ -155,6 +158,7 @@ class ExactSource:
         self._ready[record.number] = record
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        self._arrivals[p] = p.grad is None and p not in self._arrivals
         if self._arrived is not None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
@@ -164,7 +168,9 @@ class ExactSource:
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
         passes = [ready[number] for number in sorted(ready)]
-        batches = [self._factored(one) for one in passes]
+        grads = self._whole_grads() if len(passes) == 1 else None
+        self._arrivals = {}
+        batches = [self._factored(one, grads) for one in passes]
         calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
         if not calls <= self._understood:
             if arrived is None:
@@ -174,23 +180,38 @@ class ExactSource:
                 self._understood |= calls
         return list(batches)
 
-    def _factored(self, record: _Pass) -> Factored:
+    def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
         forms: dict[Tensor, list[Form]] = {}
         for module, uses in record.reached.items():
-            rule = rule_for(module) or fallback
-            made = rule(module, [uses[call] for call in sorted(uses)])
+            rule = self._rules[module]
+            made = rule(module, [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values()))
             for name, form in made.items():
-                p = module.get_parameter(name)
+                p = module._parameters.get(name)
+                p = module.get_parameter(name) if p is None else p
                 if p in self._offsets:
                     forms.setdefault(p, []).append(form)
         placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
-        like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         scale = float(record.size) if self._mean else 1.0
-        return Factored(placed, dim=self.dim, size=record.size, scale=scale, like=like)
+        return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
+
+    def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
+        """What the backward left in the parameters, if that is this backward's gradient and nothing else.
+
+        Not so if there was one before (accumulation), or if it has been changed since (clipping, unscaling),
+        which a tensor's version counts.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return None  # what is there may be an average over processes
+        found = []
+        for p in self._arrivals:
+            if not self._arrivals[p] or p.grad is None or p.grad._version or p.grad.dtype != self._dtype:
+                return None
+            found.append((self._offsets[p][0], p.grad))
+        return found
 
     def _check(self, batches: list[Factored], arrived: dict[Tensor, Tensor]) -> None:
         """Per-example gradients must add up to what autograd gave each parameter."""
-        explained = torch.zeros(1, self.dim, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        explained = torch.zeros(1, self.dim, dtype=self._dtype, device=self._like.device)
         for batch in batches:
             ones = torch.full((1, batch.size), 1.0 / batch.scale, dtype=batch.dtype, device=batch.device)
             batch.weighted_sum(ones, out=explained)
@@ -205,6 +226,19 @@ class ExactSource:
                     expected="every parameter to be used by calling the module that owns it",
                     remedy=f"Leave it out with params=lambda name: name != {name!r}, or take gradients='func'.",
                 )
+
+
+def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
+    """Join each weight's form with that of the bias right behind it, where that saves work."""
+    joined: list[tuple[int, Form]] = []
+    for offset, form in sorted(placed, key=lambda one: one[0]):
+        if joined and joined[-1][0] + joined[-1][1].numel == offset:
+            both = Biased.join(joined[-1][1], form)
+            if both is not None:
+                joined[-1] = (joined[-1][0], both)
+                continue
+        joined.append((offset, form))
+    return joined
 
 
 def _detached(leaf: Any) -> Any:

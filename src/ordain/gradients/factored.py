@@ -19,10 +19,22 @@ class Factored:
         size: B.
         scale: what undoes the loss's reduction: B under a mean, 1 under a sum.
         like: a tensor with the dtype and device of the answers.
+        grads: (offset, gradient) of each parameter as the backward left it, if that is the sum of this
+            batch's gradients and nothing else: it is there already, and saves adding it up again.
     """
 
-    def __init__(self, forms: Sequence[tuple[int, Form]], *, dim: int, size: int, scale: float, like: Tensor) -> None:
+    def __init__(
+        self,
+        forms: Sequence[tuple[int, Form]],
+        *,
+        dim: int,
+        size: int,
+        scale: float,
+        like: Tensor,
+        grads: Sequence[tuple[int, Tensor]] | None = None,
+    ) -> None:
         self._forms = list(forms)
+        self._grads = grads
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
@@ -37,12 +49,17 @@ class Factored:
         return dots.mul_(self.scale)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        gram = torch.zeros(self.size, self.size, dtype=self.dtype, device=self.device)
-        dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
+        gram = dots = None
         for offset, form in self._forms:
             more_gram, more_dots = form.products(_view(vectors, offset, form))
-            gram += more_gram
-            dots += more_dots
+            if gram is None or dots is None:
+                gram, dots = more_gram.to(self.dtype), more_dots.to(self.dtype)
+            else:
+                gram += more_gram
+                dots += more_dots
+        if gram is None or dots is None:  # nothing in this batch had a gradient
+            gram = torch.zeros(self.size, self.size, dtype=self.dtype, device=self.device)
+            dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
         return gram.mul_(self.scale**2), dots.mul_(self.scale)
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -53,6 +70,13 @@ class Factored:
             form.add_weighted(weights, _view(out, offset, form))
         return out
 
+    def add_sum(self, out: Tensor) -> None:
+        if self._grads is None:
+            self.weighted_sum(torch.ones(1, self.size, dtype=self.dtype, device=self.device), out=out.unsqueeze(0))
+            return
+        for offset, grad in self._grads:
+            out[offset : offset + grad.numel()].add_(grad.reshape(-1), alpha=self.scale)
+
     def select(self, rows: Tensor) -> Factored:
         forms = [(offset, form.select(rows)) for offset, form in self._forms]
         like = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -60,5 +84,5 @@ class Factored:
 
 
 def _view(vectors: Tensor, offset: int, form: Form) -> Tensor:
-    """``[k, d]`` to the ``[k, rows, cols]`` of one parameter, without a copy."""
-    return vectors[:, offset : offset + form.rows * form.cols].view(len(vectors), form.rows, form.cols)
+    """``[k, d]`` to the part of one parameter."""
+    return form.view(vectors[:, offset : offset + form.numel])

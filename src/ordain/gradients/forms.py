@@ -23,6 +23,15 @@ class Form(ABC):
     rows: int
     cols: int
 
+    @property
+    def numel(self) -> int:
+        """How many numbers the parameter has."""
+        return self.rows * self.cols
+
+    def view(self, flat: Tensor) -> Tensor:
+        """``[k, numel]`` as the ``[k, rows, cols]`` that the other methods take, without a copy."""
+        return flat.view(len(flat), self.rows, self.cols)
+
     @abstractmethod
     def make(self, lo: int, hi: int) -> Tensor:
         """``[B, hi - lo, cols]``: rows lo .. hi of every example's gradient."""
@@ -102,9 +111,9 @@ class Outer(Form):
 
     def dot(self, vectors: Tensor) -> Tensor:
         a, b = self._flat()
-        dots = a.new_empty(len(vectors), len(a))
-        for vector, row in zip(vectors, dots, strict=True):
-            torch.linalg.vecdot(b @ vector, a, out=row)
+        # Multiplying the wider factor first leaves the smaller matrix to go over again.
+        first, second = (a @ vectors.mT, b) if self.rows <= self.cols else (b @ vectors, a)
+        dots: Tensor = torch.linalg.vecdot(first, second)
         return dots.view(len(vectors), *self._a.shape[:2]).sum(dim=2) if self._a.shape[1] > 1 else dots
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -128,6 +137,47 @@ class Outer(Form):
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols), self._b.reshape(-1, self.rows)
+
+
+class Biased(Outer):
+    """A linear layer's weight and bias, one behind the other in the flat vector, at T = 1.
+
+    The bias is one more input that is always 1: its part of every product is nearly free.
+    """
+
+    @property
+    def numel(self) -> int:
+        return self.rows * (self.cols + 1)
+
+    def view(self, flat: Tensor) -> Tensor:
+        return flat
+
+    def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        weight = flat[:, : self.rows * self.cols].view(len(flat), self.rows, self.cols)
+        return weight, flat[:, self.rows * self.cols :]
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        weight, bias = self._split(vectors)
+        return super().dot(weight).addmm_(bias, self._flat()[1].T)
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        weight, bias = self._split(out)
+        super().add_weighted(weights, weight)
+        bias.addmm_(weights, self._flat()[1])
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self._flat()
+        return (a @ a.T).add_(1.0).mul_(b @ b.T), self.dot(vectors)
+
+    def select(self, rows: Tensor) -> Biased:
+        return Biased(self._a[rows], self._b[rows])
+
+    @classmethod
+    def join(cls, weight: Form, bias: Form) -> Biased | None:
+        """Join a weight's form and its bias's, where that is possible."""
+        if type(weight) is Outer and type(bias) is Made and bias._made is weight._b and weight._a.shape[1] == 1:
+            return cls(weight._a, weight._b)
+        return None
 
 
 class Shifted(Form):

@@ -68,6 +68,7 @@ class GraB(LearnedOrder):
         self._failures = 0
         self._vectors: dict[str, Tensor] = {}  # the table (see _allocate), and what waits: first, part
         self._mean_square = 0.0  # |m|^2
+        self._parameter = 0.0  # the balancer's, for this n and d
         self._state: Matrix
         self._signed: int
         self._summed: int
@@ -122,9 +123,10 @@ class GraB(LearnedOrder):
         if table is None:
             table = self._allocate(batch)
         rows, row_slots, counts = self._with_carried(batch, slots)
-        known = table[: 1 if self._paired else 2]  # P, or P and m
-        gram_, dots_ = rows.products(known)
-        gram, dots = gram_.to("cpu", torch.float64).numpy(), dots_.to("cpu", torch.float64).numpy()
+        products = rows.products(table[: 1 if self._paired else 2])  # with P, or with P and m
+        if rows is batch and not cut and self._learn_plain(batch, slots, *products):
+            return
+        gram, dots = (part.to("cpu", torch.float64).numpy() for part in products)
         if not np.isfinite(gram.diagonal()).all() or (cut and (self._places[row_slots] == ASIDE).any()):
             self._learn_finite(batch, slots, cut=cut)
             return
@@ -151,7 +153,7 @@ class GraB(LearnedOrder):
         signs = self._balancer.signs(
             inner,
             gram,
-            n=self._units // 2 if self._paired else self._units,
+            n=self._vectors_signed(),
             d=rows.dim,
             state=state,
             u=u,
@@ -180,6 +182,53 @@ class GraB(LearnedOrder):
         if "first" in waiting:
             self._places[self._slot_first] = WAITING
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
+
+    def _learn_plain(self, batch: Gradients, slots: Indices, gram: Tensor, dots: Tensor) -> bool:
+        """The common case, in one compiled call: nothing carried, every row a unit, everything finite."""
+        count = len(slots) // 2 if self._paired else len(slots)
+        u = _NO_UNIFORMS
+        if self._balancer.random:
+            u = _rng.uniforms(count, seed=self.seed, stream=self._epoch, start=self._signed)
+        elif len(u) < count:
+            u = np.zeros(count)
+        state = self._state.copy()
+        products = dots.cpu().numpy()
+        found = self._balancer.batch(
+            gram.cpu().numpy(),
+            products,
+            paired=self._paired,
+            surplus=self._surplus,
+            mean_inner=self._mean_inner,
+            mean_square=self._mean_square,
+            parameter=self._parameter,
+            state=state,
+            u=u,
+        )
+        if found is None:
+            return False
+        signs, by_row = found
+        odd = self._paired and len(slots) % 2 == 1
+        table = self._vectors["table"]
+        waiting = {}
+        if odd:
+            last = torch.zeros(1, len(slots), dtype=batch.dtype, device=batch.device)
+            last[0, -1] = 1.0
+            waiting["first"] = batch.weighted_sum(last)[0]
+        batch.weighted_sum(torch.from_numpy(by_row).to(batch.device).unsqueeze(0), out=table[:1])
+        if not self._paired:
+            batch.add_sum(table[2])
+            self._surplus += float(signs.sum())
+            self._mean_inner += float(by_row @ products[1])
+            self._summed += count
+        self._vectors = {"table": table, **waiting}
+        self._state = state
+        self._signed += count
+        self._places[slots] = by_row
+        self._slot_first = -1
+        if odd:
+            self._slot_first = int(slots[-1])
+            self._places[self._slot_first] = WAITING
+        return True
 
     def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:
         """|s|_inf once the first few vectors of the batch have these signs."""
@@ -235,7 +284,12 @@ class GraB(LearnedOrder):
         """
         table = torch.zeros(1 if self._paired else 3, batch.dim, dtype=batch.dtype, device=batch.device)
         self._vectors = {"table": table}
+        self._parameter = self._balancer.parameter(n=self._vectors_signed(), d=batch.dim)
         return table
+
+    def _vectors_signed(self) -> int:
+        """How many vectors an epoch gives a sign to."""
+        return self._units // 2 if self._paired else self._units
 
     # --- one epoch --------------------------------------------------------------------------------
 
@@ -282,6 +336,7 @@ class GraB(LearnedOrder):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
+        self._parameter = self._balancer.parameter(n=self._vectors_signed(), d=self._dim or 1)
         self._state = np.array(state["balancer_state"])
         for name, value in zip(_COUNTERS, state["counters"], strict=True):
             setattr(self, name, value)
@@ -296,6 +351,8 @@ class GraB(LearnedOrder):
             "freeze_after": self._freeze_after,
         }
 
+
+_NO_UNIFORMS = np.zeros(4096)  # for balancers that toss no coin
 
 _COUNTERS = (
     "_failures",
