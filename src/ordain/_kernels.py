@@ -214,6 +214,84 @@ def stream_signs(
 
 
 @_compile
+def rows_dot(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any], symmetric: bool) -> None:
+    """out[i, j] = <a_i, b_j>; if ``symmetric`` (b is a) only for j >= i, and mirrored.
+
+    Four rows by four at a time. At a batch's sizes (64 x 784) this takes a third of the time of a BLAS product of a
+    matrix with its own transpose, and a sixth where b has few rows; beyond 128 rows BLAS is as good.
+    """
+    m, d = a.shape
+    n = b.shape[0]
+    zero = a.dtype.type(0)
+    for i in range(0, m, 4):
+        start = i if symmetric else 0
+        for j in range(start, n, 4):
+            if i + 4 <= m and j + 4 <= n:
+                s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = zero
+                s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = zero
+                for t in range(d):
+                    x0, x1, x2, x3 = a[i, t], a[i + 1, t], a[i + 2, t], a[i + 3, t]
+                    y0, y1, y2, y3 = b[j, t], b[j + 1, t], b[j + 2, t], b[j + 3, t]
+                    s00 += x0 * y0
+                    s01 += x0 * y1
+                    s02 += x0 * y2
+                    s03 += x0 * y3
+                    s10 += x1 * y0
+                    s11 += x1 * y1
+                    s12 += x1 * y2
+                    s13 += x1 * y3
+                    s20 += x2 * y0
+                    s21 += x2 * y1
+                    s22 += x2 * y2
+                    s23 += x2 * y3
+                    s30 += x3 * y0
+                    s31 += x3 * y1
+                    s32 += x3 * y2
+                    s33 += x3 * y3
+                out[i, j], out[i, j + 1], out[i, j + 2], out[i, j + 3] = s00, s01, s02, s03
+                out[i + 1, j], out[i + 1, j + 1], out[i + 1, j + 2], out[i + 1, j + 3] = s10, s11, s12, s13
+                out[i + 2, j], out[i + 2, j + 1], out[i + 2, j + 2], out[i + 2, j + 3] = s20, s21, s22, s23
+                out[i + 3, j], out[i + 3, j + 1], out[i + 3, j + 2], out[i + 3, j + 3] = s30, s31, s32, s33
+            else:
+                for p in range(i, min(i + 4, m)):
+                    for q in range(j, min(j + 4, n)):
+                        s00 = zero
+                        for t in range(d):
+                            s00 += a[p, t] * b[q, t]
+                        out[p, q] = s00
+    if symmetric:
+        for i in range(m):
+            for j in range(i):
+                out[i, j] = out[j, i]
+
+
+@_compile
+def outer_gram(a: NDArray[Any], b: NDArray[Any], plus: float, out: NDArray[Any]) -> None:
+    """out[i, j] = (<a_i, a_j> + plus) <b_i, b_j>: the Gram matrix of the outer products b_i a_i'."""
+    size = a.shape[0]
+    other = np.empty((size, size), a.dtype)
+    rows_dot(a, a, out, True)
+    rows_dot(b, b, other, True)
+    for i in range(size):
+        for j in range(size):
+            out[i, j] = (out[i, j] + plus) * other[i, j]
+
+
+@_compile
+def outer_dot(a: NDArray[Any], b: NDArray[Any], vector: NDArray[Any], out: NDArray[Any]) -> None:
+    """out[i] = b_i' V a_i, for V with few rows."""
+    size = a.shape[0]
+    few = b.shape[1]
+    room = np.empty((size, few), a.dtype)
+    rows_dot(a, vector, room, False)
+    for i in range(size):
+        total = a.dtype.type(0)
+        for j in range(few):
+            total += room[i, j] * b[i, j]
+        out[i] = total
+
+
+@_compile
 def greedy_gram(
     gram: Floats, inner: Floats, left: NDArray[np.int64], order: NDArray[np.int64], start: int, stop: int
 ) -> None:

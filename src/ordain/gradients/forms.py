@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
+_FEW_EXAMPLES, _FEW_ROWS = 128, 32  # up to here our compiled products beat BLAS (``make bench``)
+_COMPILED = (torch.float32, torch.float64)
+
+
+def kernels() -> Any:
+    """The compiled loops, imported on first use."""
+    from ordain import _kernels
+
+    return _kernels
 
 
 class Form(ABC):
@@ -105,12 +115,18 @@ class Outer(Form):
         factored = self.size * steps * steps * (self.rows + self.cols)
         made = (self.size + steps) * self.rows * self.cols
         self._factored = steps == 1 or factored < made
+        self._compiled = steps == 1 and self.size <= _FEW_EXAMPLES and not a.is_cuda and a.dtype in _COMPILED
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
 
     def dot(self, vectors: Tensor) -> Tensor:
         a, b = self._flat()
+        if self._compiled and self.rows <= _FEW_ROWS:
+            few = a.new_empty(len(vectors), len(a))
+            for vector, row in zip(vectors.numpy(), few.numpy(), strict=True):
+                kernels().outer_dot(a.numpy(), b.numpy(), vector, row)
+            return few
         # Multiplying the wider factor first leaves the smaller matrix to go over again.
         first, second = (a @ vectors.mT, b) if self.rows <= self.cols else (b @ vectors, a)
         dots: Tensor = torch.linalg.vecdot(first, second)
@@ -129,14 +145,22 @@ class Outer(Form):
         if not self._factored:
             return super().products(vectors)
         a, b = self._flat()
+        if self._compiled:
+            return self._compiled_gram(0.0), self.dot(vectors)
         gram = (a @ a.T).mul_(b @ b.T)
         if self._a.shape[1] > 1:
             steps = self._a.shape[1]
             gram = gram.view(self.size, steps, self.size, steps).sum(dim=(1, 3))
         return gram, self.dot(vectors)
 
+    def _compiled_gram(self, plus: float) -> Tensor:
+        a, b = self._flat()
+        gram = a.new_empty(self.size, self.size)
+        kernels().outer_gram(a.numpy(), b.numpy(), plus, gram.numpy())
+        return gram
+
     def _flat(self) -> tuple[Tensor, Tensor]:
-        return self._a.reshape(-1, self.cols), self._b.reshape(-1, self.rows)
+        return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
 
 
 class Biased(Outer):
@@ -166,6 +190,8 @@ class Biased(Outer):
         bias.addmm_(weights, self._flat()[1])
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._compiled:
+            return self._compiled_gram(1.0), self.dot(vectors)
         a, b = self._flat()
         return (a @ a.T).add_(1.0).mul_(b @ b.T), self.dot(vectors)
 
