@@ -34,7 +34,11 @@ class Geometry:
     def pad(self, x: Tensor, mode: str = "constant") -> Tensor:
         """``[N, C, *space]``, padded."""
         widths = [width for pair in reversed(self.padding) for width in pair]
-        return functional.pad(x, widths, mode=mode) if any(widths) else x
+        return functional.pad(x, widths, mode=mode) if self.pads() else x
+
+    def pads(self) -> bool:
+        """Whether anything is added or cropped."""
+        return any(width for pair in self.padding for width in pair)
 
     def padded(self) -> Geometry:
         """The same for an input that is padded already."""
@@ -121,8 +125,10 @@ class Convolved(Form):
 
     def outer(self) -> Outer:
         """The same gradients with all patches copied; for one group."""
-        a = torch.cat([patches[:, 0].clone() for _, patches in self._patches(0, 1)])
-        return Outer(a.mT, self._b.transpose(1, 2).reshape(self.size, self.rows, self._steps).mT)
+        space = len(self._geometry.kernel)
+        a = self._windows(self._x).permute(0, *range(2 + space, 3 + 2 * space), *range(1, 2 + space))
+        b = self._b.movedim(2, -1)
+        return Outer(a.reshape(self.size, self._steps, self.cols), b.reshape(self.size, self._steps, self.rows))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         # Ranges inside one group, or of whole groups: nothing is made twice.
@@ -132,26 +138,28 @@ class Convolved(Form):
 
     def _patches(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """(start, ``[few, groups, cols, T]``) of the examples from start on; overwritten by the next."""
-        g = self._geometry
-        number, space = last - first, len(g.kernel)
-        channels = self._x.shape[2] // g.groups
+        number, channels = last - first, self._x.shape[2] // self._geometry.groups
         few = min(self.size, max(1, _PATCH_NUMBERS // (number * self.cols * self._steps)))
-        places = self._b.shape[3:]
-        images = self._b.shape[1]
-        buffer = self._x.new_empty(few, number, channels, *g.kernel, images, *places)
+        buffer = self._x.new_empty(few, number, self.cols, self._steps)
         for start in range(0, self.size, few):
-            x = self._x[start : start + few, :, first * channels : last * channels]
-            view = g.pad(x.flatten(0, 1))
-            view = view.view(len(x), images, *view.shape[1:])
-            for i in range(space):
-                # Windows as wide as all places, one at each tap of the kernel: the last dimension of the
-                # copy then runs along the input's memory.
-                reach = (places[i] - 1) * g.stride[i] + 1
-                view = view.unfold(3 + i, reach, g.dilation[i]).narrow(3 + i, 0, g.kernel[i])[..., :: g.stride[i]]
-            view = view.movedim(1, 2 + space)
+            view = self._windows(self._x[start : start + few, :, first * channels : last * channels])
             part = buffer[: len(view)]
-            part.flatten(1, 2).copy_(view)
-            yield start, part.view(len(view), number, self.cols, self._steps)
+            part.view(view.shape).copy_(view)
+            yield start, part
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """``[few, N, C, *space]`` to ``[few, C, *kernel, N, *places]``, a view but for the padding.
+
+        Windows as wide as all places, one at each tap of the kernel: a copy's last dimension then runs
+        along the input's memory.
+        """
+        g = self._geometry
+        view = g.pad(x.flatten(0, 1))
+        view = view.view(*x.shape[:2], *view.shape[1:])
+        for i, places in enumerate(self._b.shape[3:]):
+            reach = (places - 1) * g.stride[i] + 1
+            view = view.unfold(3 + i, reach, g.dilation[i]).narrow(3 + i, 0, g.kernel[i])[..., :: g.stride[i]]
+        return view.movedim(1, 2 + len(g.kernel))
 
     def _ready(self) -> tuple[Tensor, list[int]]:
         """``[B N, in, *space]`` and the padding still to do, for torch's own convolutions."""
@@ -174,14 +182,14 @@ def _aligned(lo: int, hi: int, each: int) -> Iterator[tuple[int, int]]:
 def convolved(x: Tensor, b: Tensor, geometry: Geometry) -> Form:
     """The cheapest form for x ``[B, N, in, *space]`` and b ``[B, N, out, *places]``.
 
-    Gradients no larger than the x and b they come from are made at once, which frees those and leaves
-    nothing to convolve later. A kernel that fits only once needs no patches: it is a linear layer.
+    A kernel as large as its input is a linear layer. Gradients no larger than the x and b they come from are
+    made at once, which frees those and leaves nothing to convolve later.
     """
+    if geometry.groups == 1 and x.shape[3:] == geometry.kernel and b[0, 0, 0].numel() == 1 and not geometry.pads():
+        return Outer(x.flatten(2), b.flatten(2))
     form = Convolved(x, b, geometry)
     if form.rows * form.cols <= x[0].numel() + b[0].numel():
         return Made(form.make(0, form.rows))
-    if geometry.groups == 1 and form.cols == x[0].numel() and b[0, 0, 0].numel() == 1:
-        return form.outer()
     return form
 
 
