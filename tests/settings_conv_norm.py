@@ -105,7 +105,7 @@ CONVOLUTIONS = [
     setting("conv1d-square", lambda: nn.Conv1d(5, 5, 1), 5, 5),  # B = in = out = places
     setting("conv1d-one-channel", lambda: nn.Conv1d(1, 1, 2), 1, 4),
     setting("conv2d", lambda: nn.Conv2d(3, 4, 3), 3, 7, 6),
-    setting("conv2d-large", lambda: nn.Conv2d(20, 30, 3, padding=1), 20, 4, 4),  # made in chunks, later
+    setting("conv2d-large", lambda: nn.Conv2d(20, 30, 3, padding=1), 20, 4, 4),
     setting("conv2d-factored", lambda: nn.Conv2d(20, 30, 3, padding=1), 20, 2, 2),
     setting("conv2d-once", lambda: nn.Conv2d(8, 30, 3), 8, 3, 3),  # the kernel fits once
     setting("conv2d-pointwise", lambda: nn.Conv2d(3, 4, 1), 3, 4, 5),
