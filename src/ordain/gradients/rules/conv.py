@@ -50,7 +50,7 @@ class Convolved(Form):
     """Gradients of a convolution's weight ``[out, in/groups, *kernel]``, seen as ``[out, in/groups * kernel]``.
 
     Only the input x ``[B, N, in, *space]`` and the output gradient b ``[B, N, out, *places]`` are held; an
-    example may be N images. Patches are copied for a few examples at a time. What sums over examples or
+    example may be N images. Patches are a view, copied for a few examples at a time. What sums over examples or
     over the weight never makes a gradient an example: it is one ordinary convolution.
     """
 
@@ -68,13 +68,13 @@ class Convolved(Form):
             rows, skip = slice(lo, hi), 0
         else:
             rows, skip = slice(first * each, last * each), lo - first * each
-        b = self._b[:, :, rows].transpose(1, 2).reshape(self.size, last - first, -1, self._steps)
-        made = b.new_empty(self.size, last - first, b.shape[2], self.cols)
+        number = last - first
+        b = self._b[:, :, rows].transpose(1, 2).reshape(self.size * number, -1, self._steps)
+        made = b.new_empty(len(b), b.shape[1], self.cols)
         for start, patches in self._patches(first, last):
-            stop = start + len(patches)
-            out = made[start:stop].flatten(0, 1)
-            torch.bmm(b[start:stop].flatten(0, 1), patches.flatten(0, 1).mT, out=out)
-        return made.flatten(1, 2)[:, skip : skip + hi - lo]
+            here = slice(start, start + len(patches))
+            torch.bmm(b[here], patches.mT, out=made[here])
+        return made.view(self.size, -1, self.cols)[:, skip : skip + hi - lo]
 
     def dot(self, vectors: Tensor) -> Tensor:
         # <V, G_i> is the sum of b_i * conv(x_i, V): one forward of the layer a vector.
@@ -137,18 +137,19 @@ class Convolved(Form):
             yield from _aligned(lo, hi, each)
 
     def _patches(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """(start, ``[few, groups, cols, T]``) of the examples from start on; overwritten by the next."""
+        """(start, ``[few, cols, T]``), counting the groups first .. last of each example; overwritten by the next."""
         number, channels = last - first, self._x.shape[2] // self._geometry.groups
         few = min(self.size, max(1, _PATCH_NUMBERS // (number * self.cols * self._steps)))
-        buffer = self._x.new_empty(few, number, self.cols, self._steps)
+        view = self._windows(self._x[:, :, first * channels : last * channels])
+        buffer = self._x.new_empty(few * number, self.cols, self._steps)
+        shaped = buffer.view(few, *view.shape[1:])
         for start in range(0, self.size, few):
-            view = self._windows(self._x[start : start + few, :, first * channels : last * channels])
-            part = buffer[: len(view)]
-            part.view(view.shape).copy_(view)
-            yield start, part
+            stop = min(start + few, self.size)
+            shaped[: stop - start].copy_(view[start:stop])
+            yield start * number, buffer[: (stop - start) * number]
 
     def _windows(self, x: Tensor) -> Tensor:
-        """``[few, N, C, *space]`` to ``[few, C, *kernel, N, *places]``, a view but for the padding.
+        """``[B, N, C, *space]`` to ``[B, C, *kernel, N, *places]``, a view but for the padding.
 
         Windows as wide as all places, one at each tap of the kernel: a copy's last dimension then runs
         along the input's memory.
