@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import settings_conv_norm
 import settings_linear
 from engine import Setting, check
 
-SETTINGS = [*settings_linear.SETTINGS]
+SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
     ("setting", "size"), [pytest.param(s, size, id=f"{s.name}-{size}") for s in SETTINGS for size in s.sizes]

@@ -46,11 +46,11 @@ class Use:
         return self.examples_first(("out", leaf), self.grads[leaf])
 
     def examples_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
-        """Move the dimension that counts examples to the front; with one example, any will do."""
+        """Move the dimension that counts examples to the front; one example may get one more dimension there."""
         axis = self.axes.get(name)
+        if self.size == 1 and axis != 0:
+            return tensor.unsqueeze(0)  # a length of 1 elsewhere may be anything, and must stay where it is
         if axis is None:
-            if self.size == 1:
-                return tensor.unsqueeze(0)
             raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without one row an example")
         return tensor if axis == 0 else tensor.movedim(axis, 0)
 
