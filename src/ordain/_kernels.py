@@ -278,16 +278,16 @@ def outer_gram(a: NDArray[Any], b: NDArray[Any], plus: float, out: NDArray[Any])
 
 
 @_compile
-def outer_dot(a: NDArray[Any], b: NDArray[Any], vector: NDArray[Any], out: NDArray[Any]) -> None:
-    """out[i] = b_i' V a_i, for V with few rows."""
-    size = a.shape[0]
+def outer_dot(a: NDArray[Any], b: NDArray[Any], vector: NDArray[Any], biased: bool, out: NDArray[Any]) -> None:
+    """out[i] = b_i' (V a_i + c), for V with few rows; ``vector`` is V and, if ``biased``, c behind it, flat."""
+    size, d = a.shape
     few = b.shape[1]
     room = np.empty((size, few), a.dtype)
-    rows_dot(a, vector, room, False)
+    rows_dot(a, vector[: few * d].reshape(few, d), room, False)
     for i in range(size):
         total = a.dtype.type(0)
         for j in range(few):
-            total += room[i, j] * b[i, j]
+            total += (room[i, j] + vector[few * d + j] if biased else room[i, j]) * b[i, j]
         out[i] = total
 
 

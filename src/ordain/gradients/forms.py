@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
 _FEW_EXAMPLES, _FEW_ROWS = 128, 32  # up to here our compiled products beat BLAS (``make bench``)
 _COMPILED = (torch.float32, torch.float64)
-
-
-def kernels() -> Any:
-    """The compiled loops, imported on first use."""
-    from ordain import _kernels
-
-    return _kernels
 
 
 class Form(ABC):
@@ -106,58 +99,63 @@ class Made(Form):
 class Outer(Form):
     """G_i = sum_t b_it a_it' for layer inputs a ``[B, T, cols]`` and output gradients b ``[B, T, rows]``."""
 
+    biased = False
+
     def __init__(self, a: Tensor, b: Tensor) -> None:
         self._a, self._b = a, b
-        self.size, steps, self.cols = a.shape
+        self.size, self._steps, self.cols = a.shape
         self.rows = b.shape[2]
         # Gram of factors: T^2 (rows + cols) a pair of examples. Making: T rows cols an example, and then
         # rows cols a pair. Whichever multiplies less.
-        factored = self.size * steps * steps * (self.rows + self.cols)
-        made = (self.size + steps) * self.rows * self.cols
-        self._factored = steps == 1 or factored < made
-        self._compiled = steps == 1 and self.size <= _FEW_EXAMPLES and not a.is_cuda and a.dtype in _COMPILED
+        factored = self.size * self._steps**2 * (self.rows + self.cols)
+        made = (self.size + self._steps) * self.rows * self.cols
+        self._factored = self._steps == 1 or factored < made
+        self._compiled = (
+            self._steps == 1 and self.size <= _FEW_EXAMPLES and not a.is_cuda and a.dtype is b.dtype in _COMPILED
+        )
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
 
     def dot(self, vectors: Tensor) -> Tensor:
         a, b = self._flat()
-        if self._compiled and self.rows <= _FEW_ROWS:
-            few = a.new_empty(len(vectors), len(a))
-            for vector, row in zip(vectors.numpy(), few.numpy(), strict=True):
-                kernels().outer_dot(a.numpy(), b.numpy(), vector, row)
-            return few
         # Multiplying the wider factor first leaves the smaller matrix to go over again.
         first, second = (a @ vectors.mT, b) if self.rows <= self.cols else (b @ vectors, a)
         dots: Tensor = torch.linalg.vecdot(first, second)
-        return dots.view(len(vectors), *self._a.shape[:2]).sum(dim=2) if self._a.shape[1] > 1 else dots
+        return dots if self._steps == 1 else dots.view(len(vectors), self.size, self._steps).sum(dim=2)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         a, b = self._flat()
         for weight, target in zip(weights, out, strict=True):
-            each = weight if self._a.shape[1] == 1 else weight.repeat_interleave(self._a.shape[1])
+            each = weight if self._steps == 1 else weight.repeat_interleave(self._steps)
             target.addmm_((b * each[:, None]).T, a)
 
     def select(self, rows: Tensor) -> Outer:
-        return Outer(self._a[rows], self._b[rows])
+        return type(self)(self._a[rows], self._b[rows])
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if not self._factored:
             return super().products(vectors)
-        a, b = self._flat()
         if self._compiled:
-            return self._compiled_gram(0.0), self.dot(vectors)
+            return self._compiled_products(vectors)
+        a, b = self._flat()
         gram = (a @ a.T).mul_(b @ b.T)
-        if self._a.shape[1] > 1:
-            steps = self._a.shape[1]
-            gram = gram.view(self.size, steps, self.size, steps).sum(dim=(1, 3))
+        if self._steps > 1:
+            gram = gram.view(self.size, self._steps, self.size, self._steps).sum(dim=(1, 3))
         return gram, self.dot(vectors)
 
-    def _compiled_gram(self, plus: float) -> Tensor:
-        a, b = self._flat()
-        gram = a.new_empty(self.size, self.size)
-        kernels().outer_gram(a.numpy(), b.numpy(), plus, gram.numpy())
-        return gram
+    def _compiled_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        from ordain import _kernels
+
+        a, b = (part.numpy() for part in self._flat())
+        gram = np.empty((self.size, self.size), a.dtype)
+        _kernels.outer_gram(a, b, 1.0 if self.biased else 0.0, gram)
+        if self.rows > _FEW_ROWS:
+            return torch.from_numpy(gram), self.dot(vectors)
+        dots = np.empty((len(vectors), self.size), a.dtype)
+        for vector, row in zip(vectors.flatten(1).numpy(), dots, strict=True):
+            _kernels.outer_dot(a, b, vector, self.biased, row)
+        return torch.from_numpy(gram), torch.from_numpy(dots)
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
@@ -168,6 +166,8 @@ class Biased(Outer):
 
     The bias is one more input that is always 1: its part of every product is nearly free.
     """
+
+    biased = True
 
     @property
     def numel(self) -> int:
@@ -185,23 +185,22 @@ class Biased(Outer):
         return super().dot(weight).addmm_(bias, self._flat()[1].T)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        weight, bias = self._split(out)
-        super().add_weighted(weights, weight)
-        bias.addmm_(weights, self._flat()[1])
+        a, b = self._flat()
+        for weight, target in zip(weights, out, strict=True):
+            scaled = b * weight[:, None]
+            target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
+            target[self.rows * self.cols :].add_(scaled.sum(dim=0))
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if self._compiled:
-            return self._compiled_gram(1.0), self.dot(vectors)
+            return self._compiled_products(vectors)
         a, b = self._flat()
         return (a @ a.T).add_(1.0).mul_(b @ b.T), self.dot(vectors)
-
-    def select(self, rows: Tensor) -> Biased:
-        return Biased(self._a[rows], self._b[rows])
 
     @classmethod
     def join(cls, weight: Form, bias: Form) -> Biased | None:
         """Join a weight's form and its bias's, where that is possible."""
-        if type(weight) is Outer and type(bias) is Made and bias._made is weight._b and weight._a.shape[1] == 1:
+        if type(weight) is Outer and type(bias) is Made and bias._made is weight._b and weight._steps == 1:
             return cls(weight._a, weight._b)
         return None
 

@@ -122,10 +122,11 @@ class GraB(LearnedOrder):
         table = self._vectors.get("table")
         if table is None:
             table = self._allocate(batch)
-        rows, row_slots, counts = self._with_carried(batch, slots)
-        products = rows.products(table[: 1 if self._paired else 2])  # with P, or with P and m
-        if rows is batch and not cut and self._learn_plain(batch, slots, *products):
+        known = table[: 1 if self._paired else 2]  # P, or P and m
+        if self._slot_first < 0 and not cut and self._learn_plain(batch, slots, known):
             return
+        rows, row_slots, counts = self._with_carried(batch, slots)
+        products = rows.products(known)
         gram, dots = (part.to("cpu", torch.float64).numpy() for part in products)
         if not np.isfinite(gram.diagonal()).all() or (cut and (self._places[row_slots] == ASIDE).any()):
             self._learn_finite(batch, slots, cut=cut)
@@ -183,8 +184,9 @@ class GraB(LearnedOrder):
             self._places[self._slot_first] = WAITING
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
 
-    def _learn_plain(self, batch: Gradients, slots: Indices, gram: Tensor, dots: Tensor) -> bool:
+    def _learn_plain(self, batch: Gradients, slots: Indices, known: Tensor) -> bool:
         """The common case, in one compiled call: nothing carried, every row a unit, everything finite."""
+        gram, dots = batch.products(known)
         count = len(slots) // 2 if self._paired else len(slots)
         u = _NO_UNIFORMS
         if self._balancer.random:
@@ -217,7 +219,7 @@ class GraB(LearnedOrder):
         batch.weighted_sum(torch.from_numpy(by_row).to(batch.device).unsqueeze(0), out=table[:1])
         if not self._paired:
             batch.add_sum(table[2])
-            self._surplus += float(signs.sum())
+            self._surplus += float(by_row.sum())
             self._mean_inner += float(by_row @ products[1])
             self._summed += count
         self._vectors = {"table": table, **waiting}

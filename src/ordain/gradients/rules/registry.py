@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.forms import Form
@@ -37,9 +39,8 @@ class Use:
 
     def input(self, leaf: int = 0) -> Tensor:
         """Input ``leaf`` with its examples moved to the front."""
-        from torch.utils._pytree import tree_leaves
-
-        return self.examples_first(("in", leaf), tree_leaves((self.args, self.kwargs))[leaf])
+        plain = len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor)
+        return self.examples_first(("in", leaf), self.args[0] if plain else tree_leaves((self.args, self.kwargs))[leaf])
 
     def grad(self, leaf: int = 0) -> Tensor:
         """The gradient at output ``leaf`` with its examples moved to the front."""
@@ -52,6 +53,10 @@ class Use:
             return tensor.unsqueeze(0)  # a length of 1 elsewhere may be anything, and must stay where it is
         if axis is None:
             raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without one row an example")
+        if tensor.shape[axis] != self.size:
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} that counted examples in dimension {axis}")
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor = tensor.float()  # autocast mixes dtypes; products are taken in one, and in no less than float32
         return tensor if axis == 0 else tensor.movedim(axis, 0)
 
     def refusal(self, came: str) -> UnsupportedModuleError:
