@@ -111,15 +111,14 @@ def batch_signs(
     u: Floats,
     state: Floats,
     param: float,
-    signs: NDArray[np.int8],
     weights: NDArray[Any],
 ) -> bool:
     """Signs of a batch straight from products of its gradients g with each other, with P and with m.
 
     The common case of ``gram_signs`` without a temporary: z = g - m, or g_first - g_second if ``paired``, and
-    s = P - surplus m. ``dots`` is [1, B] of <P, g>, or [2, B] of <P, g> and <m, g>. Writes ``signs`` (by vector) and
-    ``weights`` (by row: what each gradient adds to P). False, with only ``state`` touched, where something is not
-    finite or |s|_inf must be known: ``gram_signs`` can do those.
+    s = P - surplus m. ``dots`` is [1, B] of <P, g>, or [2, B] of <P, g> and <m, g>. Writes
+    ``weights`` by row: the sign with which each gradient enters P. False, with only ``state`` touched, where
+    something is not finite or |s|_inf must be known: ``gram_signs`` can do those.
     """
     size = gram.shape[0]
     count = size // 2 if paired else size
@@ -145,7 +144,6 @@ def batch_signs(
             state[1] += 1.0
             sign = 1 if inner[t] < 0.0 else -1
         state[0] += 2.0 * sign * inner[t] + square
-        signs[t] = sign
         if paired:
             weights[i] = sign
             weights[k] = -sign

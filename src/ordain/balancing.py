@@ -93,15 +93,14 @@ class Balancer(ABC):
         parameter: float,
         state: NDArray[np.float64],
         u: NDArray[np.float64],
-    ) -> tuple[NDArray[np.int8], NDArray[Any]] | None:
-        """Signs and row weights of a batch of plain gradients: see ``_kernels.batch_signs``.
+    ) -> NDArray[Any] | None:
+        """``[B]``: the sign with which each gradient of a batch enters P (see ``_kernels.batch_signs``).
 
         None where only :meth:`signs` will do; ``state`` is then spoilt.
         """
         from ordain import _kernels
 
         size = len(gram)
-        signs = np.empty(size // 2 if paired else size, dtype=np.int8)
         weights = np.zeros(size, dtype=gram.dtype)
         done = _kernels.batch_signs(
             self.kind,
@@ -114,10 +113,9 @@ class Balancer(ABC):
             u,
             state,
             parameter,
-            signs,
             weights,
         )
-        return (signs, weights) if done else None
+        return weights if done else None
 
     def failure(self, t: int, parameter: float) -> BalancingFailedError:
         """The error for a walk that left its bound at vector ``t``."""

@@ -74,6 +74,7 @@ class GraB(LearnedOrder):
         self._summed: int
         self._surplus: float
         self._mean_inner: float
+        self._slot_first: int
         self._begin_epoch()
 
     # --- what a user sees -------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class GraB(LearnedOrder):
             u = np.zeros(count)
         state = self._state.copy()
         products = dots.cpu().numpy()
-        found = self._balancer.batch(
+        by_row = self._balancer.batch(
             gram.cpu().numpy(),
             products,
             paired=self._paired,
@@ -206,9 +207,8 @@ class GraB(LearnedOrder):
             state=state,
             u=u,
         )
-        if found is None:
+        if by_row is None:
             return False
-        signs, by_row = found
         odd = self._paired and len(slots) % 2 == 1
         table = self._vectors["table"]
         waiting = {}
