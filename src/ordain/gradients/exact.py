@@ -24,7 +24,7 @@ from ordain.errors import InputError, UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Form, total
-from ordain.gradients.layout import Axes, Layout, examples_in
+from ordain.gradients.layout import Layout, examples_in
 from ordain.gradients.rules import Use, rule_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
@@ -132,14 +132,15 @@ class ExactSource:
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
         changed = None
-        if isinstance(module, nn.Embedding) and record.size > 1 and args[0].ndim > 1 and len(args[0]) == 1:
+        axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
+        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None and len(output) == 1:
             # One row of positions for all examples. As many rows as examples have the same values and
             # bring each example's gradient back by itself.
-            args = (args[0].expand(record.size, *args[0].shape[1:]),)
-            changed = output = output.expand(record.size, *output.shape[1:])
-            axes: Axes = {("in", 0): 0, ("out", 0): 0}
-        else:
-            axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
+            ids = args[0] if args else kwargs["input"]
+            if ids.ndim > 1:
+                args, kwargs = (ids.expand(record.size, *ids.shape[1:]),), {}
+                changed = output = output.expand(record.size, *output.shape[1:])
+                axes = {("in", 0): 0, ("out", 0): 0}
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         use = Use(
             self._paths[module],
