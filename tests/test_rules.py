@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import settings_linear
+import settings_sequence
 from engine import Setting, check
 
-SETTINGS = [*settings_linear.SETTINGS]
+SETTINGS = [*settings_linear.SETTINGS, *settings_sequence.SETTINGS]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

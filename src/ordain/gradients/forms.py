@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
+CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
 
 
 class Form(ABC):
@@ -54,7 +54,7 @@ class Form(ABC):
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
-        step = max(1, _CHUNK_NUMBERS // (self.size * self.cols))
+        step = max(1, CHUNK_NUMBERS // (self.size * self.cols))
         for lo in range(0, self.rows, step):
             yield lo, min(lo + step, self.rows)
 
