@@ -130,4 +130,98 @@ EMBEDDINGS = [
     ),
 ]
 
-SETTINGS = [*EMBEDDINGS]
+
+def state(*parts: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Call with only some of the outputs used."""
+    return lambda layer, *inputs: tuple(part(layer(*inputs)) for part in parts)
+
+
+def begun(layer: nn.RNNBase, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """With initial states ``[B, layers, features]`` that a batch of examples can be cut from."""
+    h, c = h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous()
+    return layer(x, (h, c)) if isinstance(layer, nn.LSTM) else layer(x, hx=h)
+
+
+def sequences(b: int) -> tuple[Tensor, ...]:
+    return (torch.randn(b, 5, 3),)
+
+
+def with_states(layers: int, h: int, c: int) -> Callable[[int], tuple[Tensor, ...]]:
+    return lambda b: (torch.randn(b, 5, 3), torch.randn(b, layers, h), torch.randn(b, layers, c))
+
+
+def cell(layer: nn.RNNCellBase, x: Tensor) -> Any:
+    """A cell, step by step."""
+    hidden = None
+    for t in range(x.shape[1]):
+        hidden = layer(x[:, t], hidden)
+    return hidden
+
+
+# The number of states, layers x directions, is never a batch size: the harness tells examples by it.
+KINDS: list[tuple[str, type[nn.RNNBase], dict[str, Any]]] = [
+    ("lstm", nn.LSTM, {}),
+    ("lstm-proj", nn.LSTM, {"proj_size": 2}),
+    ("gru", nn.GRU, {}),
+    ("rnn", nn.RNN, {}),
+    ("rnn-relu", nn.RNN, {"nonlinearity": "relu"}),
+]
+RECURRENT = [
+    setting
+    for name, kind, options in KINDS
+    for setting in (
+        Setting(name, lambda k=kind, o=options: k(3, 4, **o), lambda b: (torch.randn(5, b, 3),), batch_dim=1),
+        Setting(f"{name}-no-bias", lambda k=kind, o=options: k(3, 4, batch_first=True, bias=False, **o), sequences),
+        Setting(
+            f"{name}-deep-both-ways",
+            lambda k=kind, o=options: k(3, 4, num_layers=2, bidirectional=True, batch_first=True, **o),
+            sequences,
+        ),
+        Setting(
+            f"{name}-begun",
+            calls(lambda k=kind, o=options: k(3, 4, num_layers=3, batch_first=True, **o), begun),
+            with_states(3, options.get("proj_size", 4), 4),
+        ),
+        Setting(
+            f"{name}-output-only",
+            calls(lambda k=kind, o=options: k(3, 4, num_layers=2, batch_first=True, **o), state(lambda out: out[0])),
+            sequences,
+        ),
+        Setting(
+            f"{name}-state-only",
+            calls(
+                lambda k=kind, o=options: k(3, 4, num_layers=2, bidirectional=True, **o),
+                state(lambda out: out[1]),
+            ),
+            lambda b: (torch.randn(6, b, 3),),
+            batch_dim=1,
+        ),
+        Setting(
+            f"{name}-twice",
+            calls(
+                lambda k=kind, o=options: k(3, 4, batch_first=True, **o),
+                lambda layer, x, y: (layer(x)[0], layer(y)[0]),
+            ),
+            lambda b: (torch.randn(b, 5, 3), torch.randn(b, 2, 3)),
+        ),
+        Setting(
+            f"{name}-frozen",
+            frozen(lambda k=kind, o=options: k(3, 4, 3, batch_first=True, **o), "weight_ih_l0", "bias_hh_l1"),
+            sequences,
+        ),
+        Setting(f"{name}-one-step", lambda k=kind, o=options: k(3, 4, **o), lambda b: (torch.randn(1, b, 3),), 1),
+    )
+] + [
+    Setting(
+        "lstm-cell-memory-only",
+        calls(lambda: nn.LSTM(3, 4), state(lambda out: out[1][1])),
+        lambda b: (torch.randn(5, b, 3),),
+        1,
+    ),
+    *[
+        Setting(f"cell-{kind.__name__}", calls(lambda kind=kind: kind(3, 4), cell), sequences)
+        for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+    ],
+]
+
+SETTINGS = [*EMBEDDINGS, *RECURRENT]

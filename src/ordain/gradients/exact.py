@@ -12,6 +12,7 @@ autograd gives to the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Form, total
 from ordain.gradients.layout import Layout, examples_in
-from ordain.gradients.rules import Use, rule_for
+from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
@@ -86,15 +87,24 @@ class ExactSource:
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached
+        self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
+        self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
         self._paths = {
             module: path
             for path, module in model.named_modules()
-            if any(p in self._offsets for p in module.parameters(recurse=False))
+            # A rule that watches its module may answer for submodules that are never called.
+            if any(p in self._offsets for p in module.parameters(recurse=watch_for(module) is not None))
         }
         self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
-        self._handles += [module.register_forward_hook(self._watch, with_kwargs=True) for module in self._paths]
+        for module in self._paths:
+            watch = watch_for(module)
+            if watch is not None:
+                start = partial(self._start, watch)
+                self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._stop, always_call=True))
+            self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
         self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
 
@@ -109,6 +119,7 @@ class ExactSource:
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self._pass = None
+        self._extras.clear()
         if self._probing or not torch.is_grad_enabled() or not model.training:
             return
         refuse_mixing(self._mixing)
@@ -124,6 +135,16 @@ class ExactSource:
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         if not self._probing:
             self._pass = None
+
+    def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._pass is not None:
+            context = watch(module, self._paths[module], args, kwargs)
+            self._extras[module] = context.__enter__()
+            self._watching[module] = context
+
+    def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module in self._watching:
+            self._watching.pop(module).__exit__(None, None, None)
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
@@ -148,6 +169,7 @@ class ExactSource:
             (args[0].detach(),) if plain else tree_map(_detached, args),
             {} if plain else tree_map(_detached, kwargs),
             axes=axes,
+            extra=self._extras.pop(module, None),
         )
         for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
