@@ -100,6 +100,55 @@ def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[str, Form]:
     return forms
 
 
+@register_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[str, Form]:
+    """Inputs ``[B, in]``. Calls are joined by autograd, not in here: all are steps of their own, taken at once."""
+    weights = _Weights(
+        module.weight_ih.detach(),
+        module.weight_hh.detach(),
+        None,
+        (module.bias_ih.detach(), module.bias_hh.detach()) if module.bias else None,
+    )
+    size = uses[0].size
+
+    def joined(tensors: list[Tensor | None]) -> Tensor:
+        """``[B, features]`` a use, to ``[1, B * uses, features]``; zeros where there is none."""
+        some = next((t for t in tensors if t is not None), None)
+        zeros = weights.hh.new_zeros(*xs[0].shape[:-1], module.hidden_size) if some is None else torch.zeros_like(some)
+        rows = [(zeros if t is None else t).to(weights.hh) for t in tensors]
+        return torch.stack([row.reshape(size, -1, row.shape[-1]) for row in rows], dim=1).reshape(
+            1, -1, rows[0].shape[-1]
+        )
+
+    xs: list[Tensor] = []
+    states: list[tuple[Tensor | None, Tensor | None]] = []
+    for use in uses:
+        x, hidden = use.argument(0, "input"), use.argument(1, "hx")
+        if size > 1 and (x.ndim != 2 or use.axis(x) != 0):
+            raise use.refusal(
+                f"{type(module).__name__}, whose input of shape {tuple(x.shape)} is not one row an example,"
+            )
+        xs.append(x)
+        states.append(hidden if isinstance(hidden, tuple | list) else (hidden, None))  # type: ignore[arg-type]
+    with torch.no_grad():
+        before, memory = joined([h for h, _ in states]), joined([c for _, c in states])[0]
+        dy = joined([use.grads.get(0) for use in uses])
+        dc = joined([use.grads.get(1) for use in uses])[0]
+        # But for CUDA's fused cell, h' is made from c' in plain sight of autograd, and what arrives at c' has that in it.
+        whole = not xs[0].is_cuda
+        one = _back(_kind(module), weights, joined(list(xs)), before, memory, dy, dc, whole=whole)
+        inputs = affine(
+            _rows([one.x], size), _rows([one.at_input], size), bias=bool(module.bias), names=("weight_ih", "bias_ih")
+        )
+        hiddens = affine(
+            _rows([one.before], size),
+            _rows([one.at_hidden], size),
+            bias=bool(module.bias),
+            names=("weight_hh", "bias_hh"),
+        )
+    return inputs | hiddens
+
+
 def _rows(parts: list[Tensor], size: int) -> Tensor:
     """``[T, B, features]`` each, to one ``[B, T, features]``; with one example, all sequences are its own."""
     flat = [part.transpose(0, 1).reshape(size, -1, part.shape[2]) for part in parts]
@@ -151,7 +200,9 @@ def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Traced]:
             back = parts[d].flip(0) if flips[direction] else parts[d].clone()
             if ends[0] is not None:
                 back[-1] += ends[0]
-            one = _back(module, weights, x.flip(0) if flips[direction] else x, outputs[d], starts[d], back, ends[1])
+            before = torch.cat([starts[d][0], outputs[d][:-1]])
+            memory = starts[d][-1][0]
+            one = _back(_kind(module), weights, x.flip(0) if flips[direction] else x, before, memory, back, ends[1])
             traced[f"l{layer}{direction}"] = one
             if dx is not None:
                 arrived = one.at_input @ weights.ih
@@ -197,30 +248,63 @@ def _run(module: nn.RNNBase, weights: _Weights, x: Tensor, start: list[Tensor]) 
     return run(x, start[0], weights.joined(), *options)[0]
 
 
+def _kind(module: nn.RNNBase | nn.RNNCellBase) -> str:
+    """``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``."""
+    if isinstance(module, nn.LSTM | nn.LSTMCell):
+        return "lstm"
+    if isinstance(module, nn.GRU | nn.GRUCell):
+        return "gru"
+    return str(module.nonlinearity)
+
+
 def _back(
-    module: nn.RNNBase, weights: _Weights, x: Tensor, h: Tensor, start: list[Tensor], dy: Tensor, dc: Tensor | None
+    kind: str,
+    weights: _Weights,
+    x: Tensor,
+    before: Tensor,
+    memory: Tensor,
+    dy: Tensor,
+    dc: Tensor | None,
+    *,
+    whole: bool = False,
 ) -> _Traced:
-    """One direction of one layer, from the gradient dy ``[T, B, R]`` at its outputs."""
+    """One direction of one layer.
+
+    Args:
+        kind: see :func:`_kind`.
+        weights: of this direction of this layer.
+        x: ``[T, B, in]``, its input.
+        before: ``[T, B, R]``, the hidden state that each step started from.
+        memory: ``[B, H]``, the LSTM's c that the first step started from; else unused.
+        dy: ``[T, B, R]``, the gradient at its outputs.
+        dc: ``[B, H]``, the gradient at the LSTM's last c.
+        whole: of one step, dc has what comes back through its h in it already.
+    """
     x = x.to(weights.ih)
-    before = torch.cat([start[0], h[:-1]])
     at_x = torch.nn.functional.linear(x, weights.ih, weights.biases and weights.biases[0])
     at_h = torch.nn.functional.linear(before, weights.hh, weights.biases and weights.biases[1])
-    if isinstance(module, nn.LSTM):
-        gates, projected = _lstm(weights, at_x.add_(at_h), start[1][0], dy, dc)
+    if kind == "lstm":
+        gates, projected = _lstm(weights, at_x.add_(at_h), memory, dy, dc, whole=whole)
         return _Traced(x, before, gates, gates, projected)
-    if isinstance(module, nn.GRU):
+    if kind == "gru":
         return _Traced(x, before, *_gru(weights, at_x, at_h, before, dy))
-    slopes = (h > 0).to(h) if module.nonlinearity == "relu" else 1 - h * h
+    gates = _rnn(weights, at_x.add_(at_h), dy, kind)
+    return _Traced(x, before, gates, gates)
+
+
+def _rnn(weights: _Weights, pre: Tensor, dy: Tensor, kind: str) -> Tensor:
+    """The gradient at the pre-activations ``[T, B, H]``."""
+    slopes = (pre > 0).to(pre) if kind == "relu" else 1 - pre.tanh().square_()
     gates = torch.empty_like(dy)
     after: Tensor | None = None
     for back, slope, gate in zip(*(reversed(t.unbind()) for t in (dy, slopes, gates)), strict=True):
         dh = back if after is None else torch.addmm(back, after, weights.hh)
         after = torch.mul(dh, slope, out=gate)
-    return _Traced(x, before, gates, gates)
+    return gates
 
 
 def _lstm(
-    weights: _Weights, pre: Tensor, c0: Tensor, dy: Tensor, dc: Tensor | None
+    weights: _Weights, pre: Tensor, c0: Tensor, dy: Tensor, dc: Tensor | None, *, whole: bool = False
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The gradient at the gates' pre-activations ``[T, B, 4H]``, and of a projection its two factors."""
     steps, size, _ = pre.shape
@@ -246,7 +330,7 @@ def _lstm(
         if weights.hr is not None:
             heads.append(dh)
             dh = dh @ weights.hr
-        dc = torch.addcmul(carry, dh, way)
+        dc = carry if whole else torch.addcmul(carry, dh, way)
         torch.mul(dc.unsqueeze(1), slope, out=ifg)
         torch.mul(dh, out_slope, out=out)
         carry = dc * keep
