@@ -224,4 +224,108 @@ RECURRENT = [
     ],
 ]
 
-SETTINGS = [*EMBEDDINGS, *RECURRENT]
+
+def heads(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: nn.MultiheadAttention(4, 2, **{"batch_first": True, **options})
+
+
+def itself(layer: nn.Module, x: Tensor, *rest: Any, **options: Any) -> Any:
+    return layer(x, x, x, *rest, **options)
+
+
+def causal(steps: int) -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(steps, dtype=torch.float64)
+
+
+def padded(layer: nn.Module, x: Tensor, keep: Tensor) -> Any:
+    """The last steps of each example are padding."""
+    return layer(x, x, x, key_padding_mask=torch.arange(x.shape[1]) > keep[:, None], need_weights=False)
+
+
+def crossed(layer: nn.Module, x: Tensor, y: Tensor) -> Any:
+    """Both self-attention, with the weight whole, and cross-attention, with the weight in two parts."""
+    return layer(x, x, x)[0] + layer(query=x, key=y, value=y)[0]
+
+
+class Transformer(nn.Module):
+    """Tokens and positions, an encoder layer, a decoder layer, and a head tied to the embedding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(9, 4), nn.Embedding(6, 4)
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, **options)
+        self.decoder = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True, **options)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = (self.embed(z) + self.position(torch.arange(z.shape[1])[None]) for z in (x, y))
+        return self.head(self.decoder(y, self.encoder(x), tgt_mask=causal(y.shape[1])))  # type: ignore[no-any-return]
+
+
+def one(b: int) -> tuple[Tensor, ...]:
+    return (torch.randn(b, 3, 4),)
+
+
+def two(b: int) -> tuple[Tensor, ...]:
+    return torch.randn(b, 3, 4), torch.randn(b, 6, 4)
+
+
+ATTENTION = [
+    Setting("attention", calls(heads(), itself), one),
+    Setting("attention-no-bias", calls(heads(bias=False), itself), one),
+    Setting("attention-no-weights", calls(heads(), lambda layer, x: layer(x, x, value=x, need_weights=False)[0]), one),
+    Setting("attention-of-heads", calls(heads(), lambda layer, x: layer(x, x, x, average_attn_weights=False)), one),
+    Setting("attention-weights-only", calls(heads(), lambda layer, x: layer(x, x, x)[1]), one),
+    Setting(
+        "attention-sequence-first",
+        calls(heads(batch_first=False), lambda layer, x: layer(x, x, x)[0]),
+        lambda b: (torch.randn(3, b, 4),),
+        batch_dim=1,
+    ),
+    Setting("attention-causal", calls(heads(), lambda layer, x: itself(layer, x, attn_mask=causal(3))), one),
+    Setting(
+        "attention-causal-hint",
+        calls(heads(), lambda layer, x: itself(layer, x, attn_mask=causal(3), is_causal=True, need_weights=False)),
+        one,
+    ),
+    Setting("attention-padded", calls(heads(), padded), lambda b: (torch.randn(b, 3, 4), torch.randint(0, 3, (b,)))),
+    Setting("attention-zero", calls(heads(add_zero_attn=True), itself), one),
+    Setting("attention-cross", calls(heads(), lambda layer, x, y: layer(x, y, y)), two),
+    Setting("attention-cross-three", calls(heads(), lambda layer, x, y: layer(x, y, y.sin())), two),
+    Setting(
+        "attention-other-sizes",
+        calls(heads(kdim=3, vdim=5), lambda layer, x, y, z: layer(x, y, z)),
+        lambda b: (torch.randn(b, 3, 4), torch.randn(b, 6, 3), torch.randn(b, 6, 5)),
+    ),
+    Setting(
+        "attention-other-sizes-no-bias",
+        calls(heads(kdim=3, vdim=5, bias=False), lambda layer, x, y, z: layer(x, y, z)),
+        lambda b: (torch.randn(b, 3, 4), torch.randn(b, 6, 3), torch.randn(b, 6, 5)),
+    ),
+    Setting("attention-twice", calls(heads(), crossed), two),
+    Setting("attention-frozen", frozen(calls(heads(), itself), "layer.in_proj_weight", "layer.out_proj.bias"), one),
+    Setting(
+        "attention-only-last",
+        frozen(calls(heads(), itself), "layer.in_proj_weight", "layer.in_proj_bias"),
+        one,
+    ),
+    Setting(
+        "attention-bias-kv-frozen", frozen(calls(heads(add_bias_kv=True), itself), "layer.bias_k", "layer.bias_v"), one
+    ),
+    Setting(
+        "encoder-layer",
+        lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, norm_first=True),
+        one,
+    ),
+    Setting(
+        "encoder-layer-sequence-first",
+        lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0),
+        lambda b: (torch.randn(3, b, 4),),
+        batch_dim=1,
+    ),
+    Setting("decoder-layer", lambda: nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True), two),
+    Setting("transformer", Transformer, lambda b: (ids(b, 4, high=9), ids(b, 3, high=9))),
+]
+
+SETTINGS = [*EMBEDDINGS, *RECURRENT, *ATTENTION]

@@ -183,6 +183,17 @@ class Total(Form):
         return Total([form.select(rows) for form in self._forms])
 
 
+class Stacked(Total):
+    """Forms of disjoint rows of one parameter: not even the Gram matrix has cross terms."""
+
+    def select(self, rows: Tensor) -> Stacked:
+        return Stacked([form.select(rows) for form in self._forms])
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        first, *rest = [form.products(vectors) for form in self._forms]
+        return sum((gram for gram, _ in rest), first[0]), sum((dots for _, dots in rest), first[1])
+
+
 def total(forms: Sequence[Form]) -> Form:
     """One form for all uses of a parameter."""
     return forms[0] if len(forms) == 1 else Total(forms)

@@ -134,7 +134,7 @@ def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[str, Form]:
         before, memory = joined([h for h, _ in states]), joined([c for _, c in states])[0]
         dy = joined([use.grads.get(0) for use in uses])
         dc = joined([use.grads.get(1) for use in uses])[0]
-        # But for CUDA's fused cell, h' is made from c' in plain sight of autograd, and what arrives at c' has that in it.
+        # But for CUDA's fused cell, autograd sees h' being made from c', and what arrives at c' has that in it.
         whole = not xs[0].is_cuda
         one = _back(_kind(module), weights, joined(list(xs)), before, memory, dy, dc, whole=whole)
         inputs = affine(
