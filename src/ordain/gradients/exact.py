@@ -135,6 +135,8 @@ class ExactSource:
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         if not self._probing:
             self._pass = None
+            if output is None:  # the forward raised
+                self._layout.failed()
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._pass is not None:
