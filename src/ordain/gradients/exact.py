@@ -156,14 +156,14 @@ class ExactSource:
         record.calls[module] = call + 1
         changed = None
         axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
-        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None and len(output) == 1:
-            # One row of positions for all examples. As many rows as examples have the same values and
-            # bring each example's gradient back by itself.
-            ids = args[0] if args else kwargs["input"]
-            if ids.ndim > 1:
-                args, kwargs = (ids.expand(record.size, *ids.shape[1:]),), {}
-                changed = output = output.expand(record.size, *output.shape[1:])
-                axes = {("in", 0): 0, ("out", 0): 0}
+        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None:
+            ids, axis = args[0] if args else kwargs["input"], self._batch_dim
+            if ids.ndim > max(axis, 1) and ids.shape[axis] == 1:
+                # One row of positions for all examples. As many rows as examples have the same values and
+                # bring each example's gradient back by itself.
+                args, kwargs = (_repeated(ids, axis, record.size),), {}
+                changed = output = _repeated(output, axis, record.size)
+                axes = {("in", 0): axis, ("out", 0): axis}
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         use = Use(
             self._paths[module],
@@ -237,6 +237,10 @@ class ExactSource:
                     expected="every parameter to be used by calling the module that owns it",
                     remedy=f"Leave it out with params=lambda name: name != {name!r}, or take gradients='func'.",
                 )
+
+
+def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
+    return tensor.expand(*(size if i == axis else -1 for i in range(tensor.ndim)))
 
 
 def _detached(leaf: Any) -> Any:
