@@ -46,13 +46,14 @@ class Tied(nn.Module):
 class Positions(nn.Module):
     """One row of positions for all examples."""
 
-    def __init__(self) -> None:
+    def __init__(self, axis: int = 0) -> None:
         super().__init__()
+        self.axis = axis
         self.embed, self.position = nn.Embedding(9, 4), nn.Embedding(6, 4)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1])[None]
+        places = torch.arange(x.shape[1 - self.axis]).unsqueeze(self.axis)
         return self.head(self.embed(x) + self.position(input=places))  # type: ignore[no-any-return]
 
 
@@ -97,6 +98,7 @@ EMBEDDINGS = [
     ),
     Setting("embedding-tied", Tied, lambda b: (ids(b, 5, high=9),)),
     Setting("embedding-positions", Positions, lambda b: (ids(b, 5, high=9),)),
+    Setting("embedding-positions-first", lambda: Positions(1), lambda b: (ids(5, b, high=9),), batch_dim=1),
     *[
         Setting(f"bag-{mode}", lambda mode=mode: nn.EmbeddingBag(7, 3, mode=mode), lambda b: (ids(b, 4),))
         for mode in ("sum", "mean")

@@ -39,6 +39,10 @@ def plain(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)  # type: ignore[no-any-return]
 
 
+def placed(layer: nn.Module, x: Tensor) -> Tensor:
+    return x + layer(torch.arange(x.shape[1]))  # type: ignore[no-any-return]
+
+
 def merged(layer: nn.Module, x: Tensor) -> Tensor:
     """Two sequences an example, in one dimension with the examples."""
     return layer(x.reshape(-1, 3, 4))[0].reshape(len(x), -1)  # type: ignore[no-any-return]
@@ -49,6 +53,7 @@ REFUSED: list[tuple[str, nn.Module, Callable[..., Any], tuple[Tensor, ...], str]
     ("freq", nn.Embedding(7, 3, scale_grad_by_freq=True), plain, IDS, "scale_grad_by_freq=False"),
     ("max-norm", nn.Embedding(7, 3, max_norm=1.0), plain, IDS, "max_norm=None"),
     ("sparse", nn.Embedding(7, 3, sparse=True), plain, IDS, "sparse=False"),
+    ("positions", nn.Embedding(9, 4), placed, NUMBERS, "torch.arange(steps)[None]"),
     ("bag-sparse", nn.EmbeddingBag(7, 3, sparse=True), plain, IDS, "sparse=False"),
     ("bag-freq", nn.EmbeddingBag(7, 3, scale_grad_by_freq=True), plain, IDS, "scale_grad_by_freq=False"),
     ("bag-max", nn.EmbeddingBag(7, 3, mode="max"), plain, IDS, "nn.Embedding"),

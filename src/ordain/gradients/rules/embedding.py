@@ -36,6 +36,14 @@ def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, Form]:
 
 def _looked_up(use: Use) -> tuple[Tensor, Tensor, Tensor]:
     """The entries of one use: example ``[N]``, id ``[N]``, gradient ``[N, H]``."""
+    if use.size > 1 and use.axes.get(("in", 0)) is None:
+        shape = tuple(use.argument(0, "input").shape)
+        raise UnsupportedModuleError(
+            f"Embedding at {use.path!r} with ids of shape {shape} in a batch of {use.size}",
+            expected="ids with one dimension that counts the examples, or is 1 for ids that all examples share",
+            remedy="Look up positions as torch.arange(steps)[None] (or [:, None] if steps come first), "
+            "or leave this layer out with params=.",
+        )
     ids, b = use.input(), use.grad()
     b = b.reshape(-1, b.shape[-1])
     each = ids.numel() // use.size
