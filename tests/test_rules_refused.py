@@ -86,6 +86,18 @@ def test_dropout_between_no_layers_is_no_dropout() -> None:
     step(Calls(layer, first), *NUMBERS)
 
 
+def test_a_batch_of_nothing_but_padding() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Linear(4, 2))
+    source = ExactSource(model, params=lambda name: name.startswith("0"))
+    model(torch.zeros(4, 3, dtype=torch.long)).square().mean().backward()
+    (batch,) = source.collect()
+    source.detach()
+    assert not batch.gram().any()
+    assert not batch.dot(torch.ones(2, batch.dim)).any()
+    assert not batch.weighted_sum(torch.ones(2, 4)).any()
+    assert not batch.select(torch.tensor([3, 1])).gram().any()
+
+
 def test_left_out_layers_are_not_refused() -> None:
     model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Linear(4, 2))
     step(model, ids(4, 3), params=lambda name: not name.startswith("0"))

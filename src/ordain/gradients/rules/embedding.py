@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.forms import Form, total
+from ordain.gradients.forms import Form
 from ordain.gradients.rows import Rows
 from ordain.gradients.rules.registry import Use, register_rule
 
@@ -15,9 +15,7 @@ from ordain.gradients.rules.registry import Use, register_rule
 def embedding(module: nn.Embedding, uses: list[Use]) -> dict[str, Form]:
     """Ids ``[B, *]``, output gradient ``[B, *, H]``; further dimensions and uses add entries."""
     _refuse_options(module, uses[0].path)
-    entries = [_looked_up(use) for use in uses]
-    examples, ids, b = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*entries, strict=True))
-    return {"weight": _rows(module, examples, ids, b, uses[0].size)}
+    return {"weight": _rows(module, [_looked_up(use) for use in uses], uses[0].size)}
 
 
 @register_rule(nn.EmbeddingBag)
@@ -31,7 +29,7 @@ def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, Form]:
             remedy="Take the maximum over the output of an nn.Embedding, which has a rule, "
             "or leave this layer out with params=.",
         )
-    return {"weight": total([_bag(module, use) for use in uses])}
+    return {"weight": _rows(module, [_bags(module, use) for use in uses], uses[0].size)}
 
 
 def _looked_up(use: Use) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +49,8 @@ def _looked_up(use: Use) -> tuple[Tensor, Tensor, Tensor]:
     return examples, ids.reshape(-1).long(), b
 
 
-def _bag(module: nn.EmbeddingBag, use: Use) -> Rows:
+def _bags(module: nn.EmbeddingBag, use: Use) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of one use, as for single ids; each has its share of its bag's gradient."""
     given = dict(zip(("input", "offsets", "per_sample_weights"), use.args, strict=False)) | use.kwargs
     ids, offsets, weights = given["input"], given.get("offsets"), given.get("per_sample_weights")
     b = use.grads[0]
@@ -72,10 +71,12 @@ def _bag(module: nn.EmbeddingBag, use: Use) -> Rows:
     b = b[bags]
     if weights is not None:
         b = b * weights.reshape(-1, 1)
-    return _rows(module, bags if use.size > 1 else torch.zeros_like(bags), ids, b, use.size)
+    return bags if use.size > 1 else torch.zeros_like(bags), ids, b
 
 
-def _rows(module: nn.Embedding | nn.EmbeddingBag, examples: Tensor, ids: Tensor, b: Tensor, size: int) -> Rows:
+def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Rows:
+    """One form of the entries of all uses, without those of the padding id."""
+    examples, ids, b = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*uses, strict=True))
     if module.padding_idx is not None:
         real = ids != module.padding_idx
         examples, ids, b = examples[real], ids[real], b[real]
