@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import settings_conv_norm
 import settings_linear
+import settings_sequence
 from engine import Setting, check
 
-SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS]
+SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS, *settings_sequence.SETTINGS]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

@@ -17,7 +17,7 @@ from ordain.gradients.rules import conv
 @pytest.mark.parametrize("setting", [*CONVOLUTIONS, *TRANSPOSED], ids=lambda s: s.name)
 @pytest.mark.parametrize("chunk", [1, 3000])
 def test_chunks_and_blocks(setting: Setting, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "_CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(forms, "CHUNK_NUMBERS", chunk)
     monkeypatch.setattr(conv, "_PATCH_NUMBERS", 2 * chunk)
     monkeypatch.setattr(conv, "convolved", conv.Convolved)  # never made beforehand
     check(setting, max(setting.sizes), "mean")

@@ -12,6 +12,7 @@ autograd gives to the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,9 +25,9 @@ from ordain.errors import UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Biased, Form, total
-from ordain.gradients.layout import Axes, Layout, examples_in
+from ordain.gradients.layout import Layout, examples_in
 from ordain.gradients.params import check_reduction, choose
-from ordain.gradients.rules import Use, rule_for
+from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
@@ -79,6 +80,8 @@ class ExactSource:
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached
+        self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
+        self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
         self._arrivals: dict[Tensor, bool] = {}  # parameters with a new gradient: was there none before it?
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
@@ -86,11 +89,18 @@ class ExactSource:
         self._paths = {
             module: path
             for path, module in model.named_modules()
-            if any(p in self._offsets for p in module.parameters(recurse=False))
+            # A rule that watches its module may answer for submodules that are never called.
+            if any(p in self._offsets for p in module.parameters(recurse=watch_for(module) is not None))
         }
         self._rules = {module: rule_for(module) or fallback for module in self._paths}
         self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
-        self._handles += [module.register_forward_hook(self._watch, with_kwargs=True) for module in self._paths]
+        for module in self._paths:
+            watch = watch_for(module)
+            if watch is not None:
+                start = partial(self._start, watch)
+                self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._stop, always_call=True))
+            self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
         self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
 
@@ -105,6 +115,7 @@ class ExactSource:
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self._pass = None
+        self._extras.clear()
         if self._probing or not torch.is_grad_enabled() or not model.training:
             return
         refuse_mixing(self._mixing)
@@ -120,6 +131,18 @@ class ExactSource:
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         if not self._probing:
             self._pass = None
+            if output is None:  # the forward raised
+                self._layout.failed()
+
+    def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._pass is not None:
+            context = watch(module, self._paths[module], args, kwargs)
+            self._extras[module] = context.__enter__()
+            self._watching[module] = context
+
+    def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module in self._watching:
+            self._watching.pop(module).__exit__(None, None, None)
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
@@ -128,14 +151,15 @@ class ExactSource:
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
         changed = None
-        if isinstance(module, nn.Embedding) and record.size > 1 and args[0].ndim > 1 and len(args[0]) == 1:
-            # One row of positions for all examples. As many rows as examples have the same values and
-            # bring each example's gradient back by itself.
-            args = (args[0].expand(record.size, *args[0].shape[1:]),)
-            changed = output = output.expand(record.size, *output.shape[1:])
-            axes: Axes = {("in", 0): 0, ("out", 0): 0}
-        else:
-            axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
+        axes = self._layout.axes(module, call, (args, kwargs), output, record.size)
+        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None:
+            ids, axis = args[0] if args else kwargs["input"], self._batch_dim
+            if ids.ndim > max(axis, 1) and ids.shape[axis] == 1:
+                # One row of positions for all examples. As many rows as examples have the same values and
+                # bring each example's gradient back by itself.
+                args, kwargs = (_repeated(ids, axis, record.size),), {}
+                changed = output = _repeated(output, axis, record.size)
+                axes = {("in", 0): axis, ("out", 0): axis}
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         use = Use(
             self._paths[module],
@@ -143,6 +167,7 @@ class ExactSource:
             (args[0].detach(),) if plain else tree_map(_detached, args),
             {} if plain else tree_map(_detached, kwargs),
             axes=axes,
+            extra=self._extras.pop(module, None),
         )
         for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -242,6 +267,10 @@ def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
                 continue
         joined.append((offset, form))
     return joined
+
+
+def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
+    return tensor.expand(*(size if i == axis else -1 for i in range(tensor.ndim)))
 
 
 def _detached(leaf: Any) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
-_FEW_EXAMPLES, _FEW_ROWS = 128, 32  # up to here our compiled products beat BLAS (``make bench``)
+CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
+_FEW_EXAMPLES, _FEW_ROWS = 128, 32  # up to here our compiled products beat BLAS
 _COMPILED = (torch.float32, torch.float64)
 
 
@@ -66,7 +66,7 @@ class Form(ABC):
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
-        step = max(1, _CHUNK_NUMBERS // (self.size * self.cols))
+        step = max(1, CHUNK_NUMBERS // (self.size * self.cols))
         for lo in range(0, self.rows, step):
             yield lo, min(lo + step, self.rows)
 
@@ -256,6 +256,17 @@ class Total(Form):
 
     def select(self, rows: Tensor) -> Total:
         return Total([form.select(rows) for form in self._forms])
+
+
+class Stacked(Total):
+    """Forms of disjoint rows of one parameter: not even the Gram matrix has cross terms."""
+
+    def select(self, rows: Tensor) -> Stacked:
+        return Stacked([form.select(rows) for form in self._forms])
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        first, *rest = [form.products(vectors) for form in self._forms]
+        return sum((gram for gram, _ in rest), first[0]), sum((dots for _, dots in rest), first[1])
 
 
 def total(forms: Sequence[Form]) -> Form:

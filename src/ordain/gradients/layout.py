@@ -58,6 +58,10 @@ class Layout:
                 for name, buffer in self._model.named_buffers():
                     buffer.copy_(buffers[name])
 
+    def failed(self) -> None:
+        """The forward that the probe was made for failed: if the probe did too, that says nothing of the model."""
+        self._probed = bool(self._shorter)
+
     def _counts(self, leaf: Any, size: int) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > self._batch_dim and leaf.shape[self._batch_dim] == size
 

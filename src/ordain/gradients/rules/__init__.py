@@ -1,6 +1,20 @@
 """Rules for the layers of torch.nn, one file a family; importing this package registers them."""
 
-from ordain.gradients.rules import conv, linear, norm, prelu
-from ordain.gradients.rules.registry import Rule, Use, register_rule, rule_for
+from ordain.gradients.rules import attention, conv, embedding, linear, norm, prelu, recurrent
+from ordain.gradients.rules.registry import Rule, Use, Watch, register_rule, rule_for, watch_for
 
-__all__ = ["Rule", "Use", "conv", "linear", "norm", "prelu", "register_rule", "rule_for"]
+__all__ = [
+    "Rule",
+    "Use",
+    "Watch",
+    "attention",
+    "conv",
+    "embedding",
+    "linear",
+    "norm",
+    "prelu",
+    "recurrent",
+    "register_rule",
+    "rule_for",
+    "watch_for",
+]

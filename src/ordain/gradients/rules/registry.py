@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,15 @@ class Use:
     axes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     extra: Any = None
 
+    def argument(self, place: int, name: str) -> Any:
+        """The input that the forward calls ``name``, its ``place``-th; None if it was not given."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name)
+
+    def axis(self, tensor: Tensor) -> int | None:
+        """Which dimension of an input counts the examples."""
+        leaves = tree_leaves((self.args, self.kwargs))
+        return next((self.axes.get(("in", i)) for i, leaf in enumerate(leaves) if leaf is tensor), None)
+
     def input(self, leaf: int = 0) -> Tensor:
         """Input ``leaf`` with its examples moved to the front."""
         plain = len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor)
@@ -70,27 +80,45 @@ class Use:
 
 
 Rule = Callable[[Any, list[Use]], dict[str, Form]]
-RULES: dict[type[nn.Module], Rule] = {}
+Watch = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
+RULES: dict[type[nn.Module], tuple[Rule, Watch | None]] = {}
 
 
-def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+def register_rule(*kinds: type[nn.Module], watch: Watch | None = None) -> Callable[[Rule], Rule]:
     """Register how modules of these kinds (and of subclasses that keep their forward) give forms.
 
     A rule takes the module and its uses in one batch and returns a form for each of the module's own
     trainable parameters, by its name in the module. Per-example gradients are those of the loss as it
     was reduced; the 1/B of a mean is undone elsewhere.
+
+    ``watch(module, path, args, kwargs)`` is for a module that a look at its inputs and outputs does not
+    explain: the module's forward runs inside the context that it gives, and what the context yields
+    becomes :attr:`Use.extra`. It may also refuse a call before it is made. A rule with a watch may
+    answer for the parameters of submodules (``"out_proj.weight"``).
     """
 
     def register(rule: Rule) -> Rule:
         for kind in kinds:
-            RULES[kind] = rule
+            RULES[kind] = rule, watch
         return rule
 
     return register
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule for a module, or None. A subclass with a forward of its own may do anything."""
+    """The rule for a module, or None."""
+    found = _registered(module)
+    return found[0] if found else None
+
+
+def watch_for(module: nn.Module) -> Watch | None:
+    """The watch of a module's rule, or None."""
+    found = _registered(module)
+    return found[1] if found else None
+
+
+def _registered(module: nn.Module) -> tuple[Rule, Watch | None] | None:
+    """A subclass with a forward of its own may do anything: nothing is registered for it."""
     for kind in type(module).__mro__:
         if kind in RULES:
             return RULES[kind] if type(module).forward is kind.forward else None
