@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.forms import Form
+from ordain.gradients.small import mirrored
 
 
 class Factored:
@@ -49,18 +50,11 @@ class Factored:
         return dots.mul_(self.scale)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        gram = dots = None
+        gram = torch.zeros(self.size, self.size, dtype=self.dtype, device=self.device)
+        dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
         for offset, form in self._forms:
-            more_gram, more_dots = form.products(_view(vectors, offset, form))
-            if gram is None or dots is None:
-                gram, dots = more_gram.to(self.dtype), more_dots.to(self.dtype)
-            else:
-                gram += more_gram
-                dots += more_dots
-        if gram is None or dots is None:  # nothing in this batch had a gradient
-            gram = torch.zeros(self.size, self.size, dtype=self.dtype, device=self.device)
-            dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
-        return gram.mul_(self.scale**2), dots.mul_(self.scale)
+            form.add_products(_view(vectors, offset, form), gram, dots)
+        return mirrored(gram).mul_(self.scale**2), dots.mul_(self.scale)
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:

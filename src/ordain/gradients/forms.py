@@ -10,13 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ordain.gradients.small import FEW_ROWS, add_products, compiled
+
 CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
-_FEW_EXAMPLES, _FEW_ROWS = 128, 32  # up to here our compiled products beat BLAS
-_COMPILED = (torch.float32, torch.float64)
 
 
 class Form(ABC):
@@ -51,18 +50,10 @@ class Form(ABC):
     def select(self, rows: Tensor) -> Form:
         """The gradients of these examples only."""
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """``[B, B]`` of <G_i, G_j> and ``[k, B]`` of <V_k, G_i>; a chunk of rows at a time."""
-        gram = dots = torch.empty(0)
-        for number, (lo, hi) in enumerate(self.chunks()):
-            made = self.make(lo, hi).flatten(1)
-            part = vectors[:, lo:hi].flatten(1)
-            if number == 0:
-                gram, dots = made @ made.T, part @ made.T
-            else:
-                gram.addmm_(made, made.T)
-                dots.addmm_(part, made.T)
-        return gram, dots
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+        """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
+        for lo, hi in self.chunks():
+            add_products(self.make(lo, hi).flatten(1), vectors[:, lo:hi].flatten(1), gram, dots)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
@@ -110,9 +101,6 @@ class Outer(Form):
         factored = self.size * self._steps**2 * (self.rows + self.cols)
         made = (self.size + self._steps) * self.rows * self.cols
         self._factored = self._steps == 1 or factored < made
-        self._compiled = (
-            self._steps == 1 and self.size <= _FEW_EXAMPLES and not a.is_cuda and a.dtype is b.dtype in _COMPILED
-        )
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
@@ -133,29 +121,30 @@ class Outer(Form):
     def select(self, rows: Tensor) -> Outer:
         return type(self)(self._a[rows], self._b[rows])
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         if not self._factored:
-            return super().products(vectors)
-        if self._compiled:
-            return self._compiled_products(vectors)
+            super().add_products(vectors, gram, dots)
+            return
         a, b = self._flat()
-        gram = (a @ a.T).mul_(b @ b.T)
+        if self._steps == 1 and compiled(a, b, vectors, gram):
+            self._add_compiled(a, b, vectors, gram, dots)
+            return
+        inner = (a @ a.T).add_(1.0 if self.biased else 0.0).mul_(b @ b.T)
         if self._steps > 1:
-            gram = gram.view(self.size, self._steps, self.size, self._steps).sum(dim=(1, 3))
-        return gram, self.dot(vectors)
+            inner = inner.view(self.size, self._steps, self.size, self._steps).sum(dim=(1, 3))
+        gram += inner
+        dots += self.dot(vectors)
 
-    def _compiled_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def _add_compiled(self, a: Tensor, b: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         from ordain import _kernels
 
-        a, b = (part.numpy() for part in self._flat())
-        gram = np.empty((self.size, self.size), a.dtype)
-        _kernels.outer_gram(a, b, 1.0 if self.biased else 0.0, gram)
-        if self.rows > _FEW_ROWS:
-            return torch.from_numpy(gram), self.dot(vectors)
-        dots = np.empty((len(vectors), self.size), a.dtype)
-        for vector, row in zip(vectors.flatten(1).numpy(), dots, strict=True):
-            _kernels.outer_dot(a, b, vector, self.biased, row)
-        return torch.from_numpy(gram), torch.from_numpy(dots)
+        inputs, outputs = a.numpy(), b.numpy()
+        _kernels.outer_gram(inputs, outputs, 1.0 if self.biased else 0.0, gram.numpy())
+        if self.rows > FEW_ROWS:
+            dots += self.dot(vectors)
+            return
+        for vector, row in zip(vectors.flatten(1).numpy(), dots.numpy(), strict=True):
+            _kernels.outer_dot(inputs, outputs, vector, self.biased, row)
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
@@ -191,12 +180,6 @@ class Biased(Outer):
             target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
             target[self.rows * self.cols :].add_(scaled.sum(dim=0))
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self._compiled:
-            return self._compiled_products(vectors)
-        a, b = self._flat()
-        return (a @ a.T).add_(1.0).mul_(b @ b.T), self.dot(vectors)
-
     @classmethod
     def join(cls, weight: Form, bias: Form) -> Biased | None:
         """Join a weight's form and its bias's, where that is possible."""
@@ -229,8 +212,8 @@ class Shifted(Form):
     def select(self, rows: Tensor) -> Shifted:
         return Shifted(self._form.select(rows), self._start, self.rows)
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        return self._form.products(vectors[:, self._start : self._start + self._form.rows])
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+        self._form.add_products(vectors[:, self._start : self._start + self._form.rows], gram, dots)
 
 
 class Total(Form):
@@ -264,9 +247,9 @@ class Stacked(Total):
     def select(self, rows: Tensor) -> Stacked:
         return Stacked([form.select(rows) for form in self._forms])
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        first, *rest = [form.products(vectors) for form in self._forms]
-        return sum((gram for gram, _ in rest), first[0]), sum((dots for _, dots in rest), first[1])
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+        for form in self._forms:
+            form.add_products(vectors, gram, dots)
 
 
 def total(forms: Sequence[Form]) -> Form:

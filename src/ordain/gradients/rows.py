@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.forms import CHUNK_NUMBERS, Form
+from ordain.gradients.small import add_products
 
 
 class Rows(Form):
@@ -53,14 +54,13 @@ class Rows(Form):
         chosen, entries = (rows[:, None] == examples).nonzero(as_tuple=True)
         return Rows(chosen, ids[entries], b[entries], size=len(rows), rows=self.rows)
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         """An id that one example has touches the diagonal only; the ids of several are multiplied out."""
         examples, ids, b = self._joined
         _, group, members = torch.unique_consecutive(ids, return_inverse=True, return_counts=True)
         shared = members > 1
         entries = shared[group]
         alone = ~entries
-        gram = b.new_zeros(self.size, self.size)
         gram.diagonal().index_add_(0, examples[alone], b[alone].square().sum(dim=1))
         slots = (torch.cumsum(shared, dim=0) - 1)[group][entries]  # the shared ids, counted from 0
         count = int(shared.sum())
@@ -68,8 +68,8 @@ class Rows(Form):
         step = max(1, CHUNK_NUMBERS // (self.size * self.cols))
         for lo in range(0, count, step):
             made = _spread(together, self.size, lo, min(lo + step, count)).flatten(1)
-            gram.addmm_(made, made.T)
-        return gram, self.dot(vectors)
+            add_products(made, made.new_empty(0, made.shape[1]), gram, dots[:0])
+        dots += self.dot(vectors)
 
 
 def _spread(joined: tuple[Tensor, Tensor, Tensor], size: int, lo: int, hi: int) -> Tensor:

@@ -115,13 +115,14 @@ class Convolved(Form):
     def select(self, rows: Tensor) -> Convolved:
         return Convolved(self._x[rows], self._b[rows], self._geometry)
 
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
         steps = self._steps
         factored = self.size * steps**2 * (self.rows + self.cols)
         if self._geometry.groups > 1 or factored > (self.size + steps) * self.rows * self.cols:
-            return super().products(vectors)
-        return self.outer().products(vectors)  # its patches are dropped with it
+            super().add_products(vectors, gram, dots)
+        else:
+            self.outer().add_products(vectors, gram, dots)  # its patches are dropped with it
 
     def outer(self) -> Outer:
         """The same gradients with all patches copied; for one group."""

@@ -1,0 +1,42 @@
+"""Products of the few rows of a batch: compiled where that is faster than BLAS, which is made for larger matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEW_EXAMPLES, FEW_ROWS = 128, 32  # up to here the compiled products win (``make bench``)
+_DTYPES = (torch.float32, torch.float64)
+
+
+def compiled(*tensors: Tensor) -> bool:
+    """Can the compiled loops take these? One dtype, on the CPU, few rows in the first."""
+    first = tensors[0]
+    return (
+        first.shape[0] <= FEW_EXAMPLES
+        and first.dtype in _DTYPES
+        and all(t.dtype is first.dtype and t.device.type == "cpu" for t in tensors)
+    )
+
+
+def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+    """Gram += made made' (where j >= i, at least) and dots += vectors made', for ``[B, m]`` and ``[k, m]``."""
+    if not compiled(made, vectors, gram):
+        gram.addmm_(made, made.T)
+        dots.addmm_(vectors, made.T)
+        return
+    from ordain import _kernels
+
+    rows, flat, totals = made.contiguous().numpy(), vectors.numpy(), dots.numpy()
+    count = len(flat)
+    first, second = (flat[min(i, count - 1)] if count else rows[0] for i in (0, 1))
+    into = [totals[min(i, count - 1)] if count else np.empty(len(rows), rows.dtype) for i in (0, 1)]
+    _kernels.made_products(rows, min(count, 2), first, second, gram.numpy(), into[0], into[1])
+    if count > 2:
+        dots[2:].addmm_(vectors[2:], made.T)
+
+
+def mirrored(gram: Tensor) -> Tensor:
+    """The symmetric matrix whose upper triangle this is."""
+    return gram.triu() + gram.triu(1).T
