@@ -335,6 +335,33 @@ def outer_dot(a: NDArray[Any], b: NDArray[Any], vector: NDArray[Any], biased: bo
 
 
 @_compile
+def outer_add(a: NDArray[Any], b: NDArray[Any], weights: NDArray[Any], biased: bool, out: NDArray[Any]) -> None:
+    """Out += sum_i w_i b_i a_i' (and, if ``biased``, w_i b_i behind it), flat, for b with few columns."""
+    size, d = a.shape
+    few = b.shape[1]
+    for j in range(few):
+        row = out[j * d : (j + 1) * d]
+        total = a.dtype.type(0)
+        for i in range(0, size - size % 4, 4):
+            c0 = weights[i] * b[i, j]
+            c1 = weights[i + 1] * b[i + 1, j]
+            c2 = weights[i + 2] * b[i + 2, j]
+            c3 = weights[i + 3] * b[i + 3, j]
+            a0, a1, a2, a3 = a[i], a[i + 1], a[i + 2], a[i + 3]
+            for t in range(d):
+                row[t] += c0 * a0[t] + c1 * a1[t] + c2 * a2[t] + c3 * a3[t]
+            total += c0 + c1 + c2 + c3
+        for i in range(size - size % 4, size):
+            c0 = weights[i] * b[i, j]
+            a0 = a[i]
+            for t in range(d):
+                row[t] += c0 * a0[t]
+            total += c0
+        if biased:
+            out[few * d + j] += total
+
+
+@_compile
 def greedy_gram(
     gram: Floats, inner: Floats, left: NDArray[np.int64], order: NDArray[np.int64], start: int, stop: int
 ) -> None:

@@ -34,7 +34,7 @@ class Gradients(Protocol):
         """``[k, d]`` to ``[k, B]``: <v_k, g_i>."""
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`gram` and :meth:`dot` at once, so that what must be made for both is made once."""
+        """:meth:`gram`, right only where j >= i, and :meth:`dot`: what must be made for both is made once."""
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         """``[k, B]`` to ``[k, d]``: sum_i w_ki g_i, added to ``out`` in place if that is given."""

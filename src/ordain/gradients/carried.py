@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.base import Gradients
+from ordain.gradients.small import mirrored
 
 
 class Carried:
@@ -31,7 +32,7 @@ class Carried:
         return self._batch.device
 
     def gram(self) -> Tensor:
-        return self.products(self._heads[:0])[0]
+        return mirrored(self.products(self._heads[:0])[0])
 
     def dot(self, vectors: Tensor) -> Tensor:
         return torch.cat([vectors @ self._heads.T, self._batch.dot(vectors)], dim=1)

@@ -170,13 +170,27 @@ class ExactSource:
             extra=self._extras.pop(module, None),
         )
         for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(partial(self._reach, record, module, call, use, leaf))  # type: ignore[no-untyped-call]
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                # On the node, not on the tensor: what changes the tensor in place later comes after it.
+                reach = partial(self._reach, record, module, call, use, leaf, tensor.output_nr)
+                tensor.grad_fn.register_prehook(reach)
         return changed
 
     # --- during a backward ------------------------------------------------------------------------
 
-    def _reach(self, record: _Pass, module: nn.Module, call: int, use: Use, leaf: int, grad: Tensor) -> None:
+    def _reach(
+        self,
+        record: _Pass,
+        module: nn.Module,
+        call: int,
+        use: Use,
+        leaf: int,
+        number: int,
+        grads: tuple[Tensor | None, ...],
+    ) -> None:
+        grad = grads[number]
+        if grad is None:
+            return
         grad = grad.detach()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
         record.reached.setdefault(module, {})[call] = use

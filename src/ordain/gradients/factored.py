@@ -41,7 +41,7 @@ class Factored:
         self.dtype, self.device = like.dtype, like.device
 
     def gram(self) -> Tensor:
-        return self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0]
+        return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
 
     def dot(self, vectors: Tensor) -> Tensor:
         dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
@@ -54,7 +54,10 @@ class Factored:
         dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
         for offset, form in self._forms:
             form.add_products(_view(vectors, offset, form), gram, dots)
-        return mirrored(gram).mul_(self.scale**2), dots.mul_(self.scale)
+        if self.scale != 1.0:
+            gram.mul_(self.scale**2)
+            dots.mul_(self.scale)
+        return gram, dots
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:

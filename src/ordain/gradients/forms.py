@@ -114,9 +114,22 @@ class Outer(Form):
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         a, b = self._flat()
+        if self._steps == 1 and self.rows <= FEW_ROWS and compiled(a, b, weights, out):
+            self._add_weighted_compiled(a, b, weights, out)
+            return
         for weight, target in zip(weights, out, strict=True):
             each = weight if self._steps == 1 else weight.repeat_interleave(self._steps)
-            target.addmm_((b * each[:, None]).T, a)
+            self._add_one((b * each[:, None]), a, target)
+
+    def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
+        target.addmm_(scaled.T, a)
+
+    def _add_weighted_compiled(self, a: Tensor, b: Tensor, weights: Tensor, out: Tensor) -> None:
+        from ordain import _kernels
+
+        inputs, outputs = a.numpy(), b.numpy()
+        for weight, target in zip(weights.numpy(), out.flatten(1).numpy(), strict=True):
+            _kernels.outer_add(inputs, outputs, weight, self.biased, target)
 
     def select(self, rows: Tensor) -> Outer:
         return type(self)(self._a[rows], self._b[rows])
@@ -173,12 +186,9 @@ class Biased(Outer):
         weight, bias = self._split(vectors)
         return super().dot(weight).addmm_(bias, self._flat()[1].T)
 
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        a, b = self._flat()
-        for weight, target in zip(weights, out, strict=True):
-            scaled = b * weight[:, None]
-            target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
-            target[self.rows * self.cols :].add_(scaled.sum(dim=0))
+    def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
+        target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
+        target[self.rows * self.cols :].add_(scaled.sum(dim=0))
 
     @classmethod
     def join(cls, weight: Form, bias: Form) -> Biased | None:

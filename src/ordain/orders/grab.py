@@ -129,6 +129,7 @@ class GraB(LearnedOrder):
         rows, row_slots, counts = self._with_carried(batch, slots)
         products = rows.products(known)
         gram, dots = (part.to("cpu", torch.float64).numpy() for part in products)
+        gram = np.triu(gram) + np.triu(gram, 1).T
         if not np.isfinite(gram.diagonal()).all() or (cut and (self._places[row_slots] == ASIDE).any()):
             self._learn_finite(batch, slots, cut=cut)
             return
