@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import UnsupportedModuleError
+from ordain.errors import StepError, UnsupportedModuleError
 from ordain.gradients.base import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Biased, Form, total
@@ -30,6 +30,9 @@ from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
+
+
+_MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
 @dataclass
@@ -119,6 +122,12 @@ class ExactSource:
         if self._probing or not torch.is_grad_enabled() or not model.training:
             return
         refuse_mixing(self._mixing)
+        if len(self._ready) >= _MOST_PASSES:
+            raise StepError(
+                f"{_MOST_PASSES} backward passes since the last step()",
+                expected="order.step() after every backward, or after the few that make one optimizer step",
+                remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
+            )
         size = examples_in(args, kwargs, self._batch_dim)
         self._probing = True
         try:
