@@ -75,7 +75,7 @@ class ExactSource:
             common = torch.promote_types(common, dtype)
         self._dtype = common
         self._layout = Layout(model, batch_dim)
-        self._probing = False
+        self._rerunning = False  # a forward of our own is not the user's
         self._mixing = mixing_modules(model)
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
@@ -116,20 +116,20 @@ class ExactSource:
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self._pass = None
         self._extras.clear()
-        if self._probing or not torch.is_grad_enabled() or not model.training:
+        if self._rerunning or not torch.is_grad_enabled() or not model.training:
             return
         refuse_mixing(self._mixing)
         size = examples_in(args, kwargs, self._batch_dim)
-        self._probing = True
+        self._rerunning = True
         try:
             self._layout.probe(self._paths, args, kwargs, size)
         finally:
-            self._probing = False
+            self._rerunning = False
         self._count += 1
         self._pass = _Pass(self._count, size)
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self._probing:
+        if not self._rerunning:
             self._pass = None
             if output is None:  # the forward raised
                 self._layout.failed()
@@ -195,7 +195,11 @@ class ExactSource:
         passes = [ready[number] for number in sorted(ready)]
         grads = self._whole_grads() if len(passes) == 1 else None
         self._arrivals = {}
-        batches = [self._factored(one, grads) for one in passes]
+        self._rerunning = True  # a rule may run its module again
+        try:
+            batches = [self._factored(one, grads) for one in passes]
+        finally:
+            self._rerunning = False
         calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
         if not calls <= self._understood:
             if arrived is None:
