@@ -84,6 +84,7 @@ class ExactSource:
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
         self._arrivals: dict[Tensor, bool] = {}  # parameters with a new gradient: was there none before it?
+        self._left: dict[Tensor, Tensor | None] = {}  # the p.grad that the backward left
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
         self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._paths = {
@@ -102,7 +103,9 @@ class ExactSource:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
-        self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
+        for p in self._offsets:
+            self._handles.append(p.register_hook(partial(self._arrive, p)))  # type: ignore[no-untyped-call]
+            self._handles.append(p.register_post_accumulate_grad_hook(self._leave))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -177,10 +180,17 @@ class ExactSource:
     # --- during a backward ------------------------------------------------------------------------
 
     def _reach(self, record: _Pass, module: nn.Module, call: int, use: Use, leaf: int, grad: Tensor) -> None:
-        grad = grad.detach()
+        # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
+        grad = grad.detach().clone() if record.size == 1 else grad.detach()
+        uses = record.reached.setdefault(module, {})
+        if call not in uses:
+            use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
+            uses[call] = use
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
-        record.reached.setdefault(module, {})[call] = use
         self._ready[record.number] = record
+
+    def _leave(self, p: Tensor) -> None:
+        self._left[p] = p.grad
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         self._arrivals[p] = p.grad is None and p not in self._arrivals
@@ -194,7 +204,7 @@ class ExactSource:
         arrived, self._arrived = self._arrived, None
         passes = [ready[number] for number in sorted(ready)]
         grads = self._whole_grads() if len(passes) == 1 else None
-        self._arrivals = {}
+        self._arrivals, self._left = {}, {}
         self._rerunning = True  # a rule may run its module again
         try:
             batches = [self._factored(one, grads) for one in passes]
@@ -207,6 +217,8 @@ class ExactSource:
             else:
                 self._check(batches, arrived)
                 self._understood |= calls
+        for one in passes:
+            one.reached = {}  # its graph may live on for another backward
         return list(batches)
 
     def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
@@ -226,16 +238,19 @@ class ExactSource:
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
         """What the backward left in the parameters, if that is this backward's gradient and nothing else.
 
-        Not so if there was one before (accumulation), or if it has been changed since (clipping, unscaling),
-        which a tensor's version counts.
+        Not so if there was one before (accumulation), or if it has been replaced or changed since (clipping,
+        unscaling), which a tensor's version counts.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return None  # what is there may be an average over processes
         found = []
         for p in self._arrivals:
-            if not self._arrivals[p] or p.grad is None or p.grad._version or p.grad.dtype != self._dtype:
+            grad = p.grad
+            if not self._arrivals[p] or grad is None or grad is not self._left.get(p):
                 return None
-            found.append((self._offsets[p][0], p.grad))
+            if grad._version or grad.dtype != self._dtype:
+                return None
+            found.append((self._offsets[p][0], grad))
         return found
 
     def _check(self, batches: list[Factored], arrived: dict[Tensor, Tensor]) -> None:
