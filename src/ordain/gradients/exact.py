@@ -103,9 +103,9 @@ class ExactSource:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
-        for p in self._offsets:
-            self._handles.append(p.register_hook(partial(self._arrive, p)))  # type: ignore[no-untyped-call]
-            self._handles.append(p.register_post_accumulate_grad_hook(self._leave))  # type: ignore[no-untyped-call]
+        for one in self._offsets:
+            self._handles.append(one.register_hook(partial(self._arrive, one)))  # type: ignore[no-untyped-call]
+            self._handles.append(one.register_post_accumulate_grad_hook(self._leave))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         for handle in self._handles:
