@@ -139,10 +139,18 @@ class Outer(Form):
         if self._compiled:
             return self._compiled_products(vectors)
         a, b = self._flat()
-        gram = (a @ a.T).mul_(b @ b.T)
-        if self._steps > 1:
-            gram = gram.view(self.size, self._steps, self.size, self._steps).sum(dim=(1, 3))
-        return gram, self.dot(vectors)
+        if self._steps == 1:
+            return (a @ a.T).mul_(b @ b.T), self.dot(vectors)
+        return self._gram_of_steps(a, b), self.dot(vectors)
+
+    def _gram_of_steps(self, a: Tensor, b: Tensor) -> Tensor:
+        """All pairs of steps are ``[B T, B T]`` numbers: a few examples' rows of them at a time."""
+        each = max(1, CHUNK_NUMBERS // (self.size * self._steps**2)) * self._steps
+        gram = []
+        for lo in range(0, len(a), each):
+            pairs = (a[lo : lo + each] @ a.T).mul_(b[lo : lo + each] @ b.T)
+            gram.append(pairs.view(-1, self._steps, self.size, self._steps).sum(dim=(1, 3)))
+        return torch.cat(gram)
 
     def _compiled_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         from ordain import _kernels
