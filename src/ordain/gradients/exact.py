@@ -114,9 +114,15 @@ class ExactSource:
         self._ready.clear()
         self._pass = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
+        """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
+        return self
+
     # --- during a forward -------------------------------------------------------------------------
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if model is not self._model:
+            return
         self._pass = None
         self._extras.clear()
         if self._rerunning or not torch.is_grad_enabled() or not model.training:
@@ -132,7 +138,7 @@ class ExactSource:
         self._pass = _Pass(self._count, size)
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self._rerunning:
+        if not self._rerunning and model is self._model:
             self._pass = None
             if output is None:  # the forward raised
                 self._layout.failed()
