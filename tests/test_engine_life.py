@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine import relative
 from helpers import Regression, batches, loop_gradients, small_model
 from settings_models import Encoder, LanguageModel, VisionTransformer, lenet, resnet
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -99,23 +100,47 @@ def test_evaluation_is_not_captured() -> None:
         order.step()
 
 
+def inputs_of(module: nn.Module) -> tuple[list[StorageWeakRef], Any]:
+    """The memory of the inputs that come from now on, without holding it, and the handle of the hook."""
+    seen: list[StorageWeakRef] = []
+    handle = module.register_forward_pre_hook(
+        lambda module, args: seen.append(StorageWeakRef(args[0].untyped_storage()))
+    )
+    return seen, handle
+
+
 def test_a_forward_without_a_backward_keeps_nothing_alive() -> None:
     model, data = small_model(), Regression(N)
     source = ExactSource(model)
     backward(model, data, [0, 1, 2])
     source.collect()
-    seen: list[weakref.ref[Tensor]] = []
-    handle = model[2].register_forward_pre_hook(lambda module, args: seen.append(weakref.ref(args[0])))
+    seen, handle = inputs_of(model[2])
     gc.disable()
     try:
         output = model(data.x)
-        assert seen[0]() is not None
+        assert not seen[-1].expired()
         del output
-        assert seen[0]() is None  # at once: not even a cycle holds it
+        assert seen[-1].expired()  # at once: not even a cycle holds it
     finally:
         gc.enable()
     handle.remove()
     assert source.collect() == []
+
+
+def test_a_copy_of_the_model_is_not_watched() -> None:
+    model, data = small_model(), Regression(N)
+    order = GraB(model, N)
+    list(order.sampler)
+    twin = copy.deepcopy(model)
+    seen, _ = inputs_of(twin[2])
+    backward(twin, data, range(N))
+    assert seen[-1].expired()
+    with pytest.raises(StepError, match="no new gradients"):
+        order.step()
+    backward(model, data, range(4))
+    backward(twin, data, range(N))
+    order.step()
+    assert order.state_dict()["taken"] == 4
 
 
 def test_two_forwards_before_one_backward() -> None:
