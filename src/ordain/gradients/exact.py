@@ -77,7 +77,7 @@ class ExactSource:
             common = torch.promote_types(common, dtype)
         self._dtype = common
         self._layout = Layout(model, batch_dim)
-        self._probing = False
+        self._rerunning = False  # a forward of our own is not the user's
         self._mixing = mixing_modules(model)
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
@@ -86,6 +86,7 @@ class ExactSource:
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
         self._arrivals: dict[Tensor, bool] = {}  # parameters with a new gradient: was there none before it?
+        self._left: dict[Tensor, Tensor | None] = {}  # the p.grad that the backward left
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
         self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._paths = {
@@ -104,7 +105,9 @@ class ExactSource:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
-        self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
+        for one in self._offsets:
+            self._handles.append(one.register_hook(partial(self._arrive, one)))  # type: ignore[no-untyped-call]
+            self._handles.append(one.register_post_accumulate_grad_hook(self._leave))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -113,12 +116,18 @@ class ExactSource:
         self._ready.clear()
         self._pass = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
+        """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
+        return self
+
     # --- during a forward -------------------------------------------------------------------------
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if model is not self._model:
+            return
         self._pass = None
         self._extras.clear()
-        if self._probing or not torch.is_grad_enabled() or not model.training:
+        if self._rerunning or not torch.is_grad_enabled() or not model.training:
             return
         refuse_mixing(self._mixing)
         if len(self._ready) >= _MOST_PASSES:
@@ -128,16 +137,16 @@ class ExactSource:
                 remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
             )
         size = examples_in(args, kwargs, self._batch_dim)
-        self._probing = True
+        self._rerunning = True
         try:
             self._layout.probe(self._paths, args, kwargs, size)
         finally:
-            self._probing = False
+            self._rerunning = False
         self._count += 1
         self._pass = _Pass(self._count, size)
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self._probing:
+        if not self._rerunning and model is self._model:
             self._pass = None
             if output is None:  # the forward raised
                 self._layout.failed()
@@ -199,10 +208,17 @@ class ExactSource:
         grad = grads[number]
         if grad is None:
             return
-        grad = grad.detach()
+        # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
+        grad = grad.detach().clone() if record.size == 1 else grad.detach()
+        uses = record.reached.setdefault(module, {})
+        if call not in uses:
+            use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
+            uses[call] = use
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
-        record.reached.setdefault(module, {})[call] = use
         self._ready[record.number] = record
+
+    def _leave(self, p: Tensor) -> None:
+        self._left[p] = p.grad
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         self._arrivals[p] = p.grad is None and p not in self._arrivals
@@ -216,8 +232,12 @@ class ExactSource:
         arrived, self._arrived = self._arrived, None
         passes = [ready[number] for number in sorted(ready)]
         grads = self._whole_grads() if len(passes) == 1 else None
-        self._arrivals = {}
-        batches = [self._factored(one, grads) for one in passes]
+        self._arrivals, self._left = {}, {}
+        self._rerunning = True  # a rule may run its module again
+        try:
+            batches = [self._factored(one, grads) for one in passes]
+        finally:
+            self._rerunning = False
         calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
         if not calls <= self._understood:
             if arrived is None:
@@ -225,6 +245,8 @@ class ExactSource:
             else:
                 self._check(batches, arrived)
                 self._understood |= calls
+        for one in passes:
+            one.reached = {}  # its graph may live on for another backward
         return list(batches)
 
     def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
@@ -244,16 +266,19 @@ class ExactSource:
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
         """What the backward left in the parameters, if that is this backward's gradient and nothing else.
 
-        Not so if there was one before (accumulation), or if it has been changed since (clipping, unscaling),
-        which a tensor's version counts.
+        Not so if there was one before (accumulation), or if it has been replaced or changed since (clipping,
+        unscaling), which a tensor's version counts.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return None  # what is there may be an average over processes
         found = []
         for p in self._arrivals:
-            if not self._arrivals[p] or p.grad is None or p.grad._version or p.grad.dtype != self._dtype:
+            grad = p.grad
+            if not self._arrivals[p] or grad is None or grad is not self._left.get(p):
                 return None
-            found.append((self._offsets[p][0], p.grad))
+            if grad._version or grad.dtype != self._dtype:
+                return None
+            found.append((self._offsets[p][0], grad))
         return found
 
     def _check(self, batches: list[Factored], arrived: dict[Tensor, Tensor]) -> None:

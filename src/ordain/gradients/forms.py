@@ -142,11 +142,19 @@ class Outer(Form):
         if self._steps == 1 and compiled(a, b, vectors, gram):
             self._add_compiled(a, b, vectors, gram, dots)
             return
-        inner = (a @ a.T).add_(1.0 if self.biased else 0.0).mul_(b @ b.T)
-        if self._steps > 1:
-            inner = inner.view(self.size, self._steps, self.size, self._steps).sum(dim=(1, 3))
-        gram += inner
+        gram += (
+            (a @ a.T).add_(1.0 if self.biased else 0.0).mul_(b @ b.T) if self._steps == 1 else self._gram_of_steps(a, b)
+        )
         dots += self.dot(vectors)
+
+    def _gram_of_steps(self, a: Tensor, b: Tensor) -> Tensor:
+        """All pairs of steps are ``[B T, B T]`` numbers: a few examples' rows of them at a time."""
+        each = max(1, CHUNK_NUMBERS // (self.size * self._steps**2)) * self._steps
+        gram = []
+        for lo in range(0, len(a), each):
+            pairs = (a[lo : lo + each] @ a.T).mul_(b[lo : lo + each] @ b.T)
+            gram.append(pairs.view(-1, self._steps, self.size, self._steps).sum(dim=(1, 3)))
+        return torch.cat(gram)
 
     def _add_compiled(self, a: Tensor, b: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         from ordain import _kernels

@@ -112,6 +112,7 @@ def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Form]
             if one.b is None:
                 continue
             a, b = _examples_first(one.a, use.size), _examples_first(one.b, use.size)
+            one.b = None  # another backward through the same graph begins anew
             name, start = _place(parameters, one.weight)
             weights.setdefault(name, {}).setdefault((start, len(one.weight)), []).append((a, b))
             if one.bias is not None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
@@ -20,7 +22,11 @@ def fallback(module: nn.Module, uses: list[Use]) -> dict[str, Form]:
     """Forms of the module's own trainable parameters."""
     forms: dict[str, list[Form]] = {}
     for use in uses:
-        for name, made in _gradients(module, use).items():
+        # Without gradient: submodules have parameters that a graph would hold on to. Attention as plain
+        # products: its fused kernels cannot be vmapped, only looped over.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            gradients = _gradients(module, use)
+        for name, made in gradients.items():
             forms.setdefault(name, []).append(Made.flat(made))
     return {name: total(several) for name, several in forms.items()}
 
