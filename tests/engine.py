@@ -86,6 +86,14 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     assert relative(batch.weighted_sum(weights), weights @ rows) < tolerance
     start = torch.ones(2, dim, dtype=torch.float64)
     assert relative(batch.weighted_sum(weights, out=start), weights @ rows + 1) < tolerance
+    even = batch.select(torch.arange(size - size % 2))
+    pairs = rows[: size - size % 2]
+    pairs = pairs[0::2] - pairs[1::2]
+    if len(pairs):
+        gram, dots = even.paired_products(vectors)
+        # Beside the rows themselves: their differences may be zero but for rounding.
+        assert float((gram.triu() - (pairs @ pairs.T).triu()).abs().max()) < tolerance * float((rows @ rows.T).max())
+        assert float((dots - vectors @ pairs.T).abs().max()) < tolerance * float((vectors @ rows.T).abs().max())
     some = torch.arange(0, size, 2)
     assert relative(batch.select(some).weighted_sum(weights[:, some]), weights[:, some] @ rows[some]) < tolerance
     assert relative(batch.select(some).gram(), (rows @ rows.T)[some][:, some]) < tolerance

@@ -115,28 +115,23 @@ def batch_signs(
 ) -> bool:
     """Signs of a batch straight from products of its gradients g with each other, with P and with m.
 
-    The common case of ``gram_signs`` without a temporary: z = g - m, or g_first - g_second if ``paired``, and
-    s = P - surplus m. ``dots`` is [1, B] of <P, g>, or [2, B] of <P, g> and <m, g>. Writes
-    ``weights`` by row: the sign with which each gradient enters P. False, with only ``state`` touched, where
+    The common case of ``gram_signs`` without a temporary: z = g - m and s = P - surplus m. ``dots`` is [2, B] of
+    <P, g> and <m, g>. If ``paired``, gram and dots [1, B/2] are those of z = g_first - g_second already. Writes
+    ``weights`` [B] by row: the sign with which each gradient enters P. False, with only ``state`` touched, where
     something is not finite or |s|_inf must be known: ``gram_signs`` can do those.
     """
-    size = gram.shape[0]
-    count = size // 2 if paired else size
+    count = gram.shape[0]
     inner = np.empty(count)
-    for t in range(size):
+    for t in range(count):
         if not math.isfinite(gram[t, t]):
             return False
     for t in range(count):
         if paired:
-            inner[t] = float(dots[0, 2 * t]) - float(dots[0, 2 * t + 1])
+            inner[t] = dots[0, t]
         else:
             inner[t] = dots[0, t] - mean_inner - surplus * (dots[1, t] - mean_square)
     for t in range(count):
-        i, k = 2 * t, 2 * t + 1
-        if paired:
-            square = float(gram[i, i]) - 2.0 * gram[i, k] + gram[k, k]
-        else:
-            square = gram[t, t] - 2.0 * dots[1, t] + mean_square
+        square = float(gram[t, t]) if paired else gram[t, t] - 2.0 * dots[1, t] + mean_square
         sign = decide(kind, inner[t], square, math.sqrt(max(state[0], 0.0)), False, u[t], state, param)
         if sign == UNSURE:
             return False
@@ -145,11 +140,10 @@ def batch_signs(
             sign = 1 if inner[t] < 0.0 else -1
         state[0] += 2.0 * sign * inner[t] + square
         if paired:
-            weights[i] = sign
-            weights[k] = -sign
+            weights[2 * t] = sign
+            weights[2 * t + 1] = -sign
             for j in range(t + 1, count):
-                across = float(gram[i, 2 * j]) - gram[i, 2 * j + 1] - gram[k, 2 * j] + gram[k, 2 * j + 1]
-                inner[j] += sign * across
+                inner[j] += sign * gram[t, j]
         else:
             weights[t] = sign
             shift = mean_square - dots[1, t]

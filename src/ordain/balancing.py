@@ -100,8 +100,7 @@ class Balancer(ABC):
         """
         from ordain import _kernels
 
-        size = len(gram)
-        weights = np.zeros(size, dtype=gram.dtype)
+        weights = np.empty(2 * len(gram) if paired else len(gram), dtype=gram.dtype)
         done = _kernels.batch_signs(
             self.kind,
             gram,

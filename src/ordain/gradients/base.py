@@ -36,6 +36,9 @@ class Gradients(Protocol):
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`gram`, right only where j >= i, and :meth:`dot`: what must be made for both is made once."""
 
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
+
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         """``[k, B]`` to ``[k, d]``: sum_i w_ki g_i, added to ``out`` in place if that is given."""
 

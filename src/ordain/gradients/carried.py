@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.base import Gradients
-from ordain.gradients.small import mirrored
+from ordain.gradients.small import differences, mirrored
 
 
 class Carried:
@@ -43,6 +43,9 @@ class Carried:
         dots = torch.cat([all_vectors @ self._heads.T, dots], dim=1)
         above = dots[len(vectors) :]
         return torch.cat([above, torch.cat([above[:, len(self._heads) :].T, gram], dim=1)]), dots[: len(vectors)]
+
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return differences(*self.products(vectors))
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         before, own = torch.split(weights, [len(self._heads), self._batch.size], dim=1)

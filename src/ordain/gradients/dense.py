@@ -53,6 +53,9 @@ class Dense:
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         return self.gram(), self.dot(vectors)
 
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return Dense([block[0::2] - block[1::2] for block in self._blocks]).products(vectors)
+
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
             return torch.cat([weights @ block for block in self._blocks], dim=1)

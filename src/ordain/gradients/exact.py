@@ -261,6 +261,9 @@ class ExactSource:
                     forms.setdefault(p, []).append(form)
         placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
         scale = float(record.size) if self._mean else 1.0
+        if grads is not None:
+            sparse = {offset for offset, form in placed if form.sparse}
+            grads = [one for one in grads if one[0] not in sparse]
         return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
 
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:

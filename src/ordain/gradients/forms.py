@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.gradients.small import FEW_ROWS, add_products, compiled
@@ -24,6 +27,7 @@ class Form(ABC):
     size: int
     rows: int
     cols: int
+    sparse = False  # does an example touch a few rows only, so that adding them up beats adding the whole?
 
     @property
     def numel(self) -> int:
@@ -49,6 +53,13 @@ class Form(ABC):
     @abstractmethod
     def select(self, rows: Tensor) -> Form:
         """The gradients of these examples only."""
+
+    def paired(self) -> Form | None:
+        """The differences G_1 - G_2, G_3 - G_4, ..., for an even B; None where that saves nothing.
+
+        Half as many to make, and a quarter of the Gram matrix.
+        """
+        return None
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
@@ -86,6 +97,9 @@ class Made(Form):
     def select(self, rows: Tensor) -> Made:
         return Made(self._made[rows])
 
+    def paired(self) -> Made:
+        return Made(self._made[0::2] - self._made[1::2])
+
 
 class Outer(Form):
     """G_i = sum_t b_it a_it' for layer inputs a ``[B, T, cols]`` and output gradients b ``[B, T, rows]``."""
@@ -107,16 +121,24 @@ class Outer(Form):
 
     def dot(self, vectors: Tensor) -> Tensor:
         a, b = self._flat()
-        # Multiplying the wider factor first leaves the smaller matrix to go over again.
-        first, second = (a @ vectors.mT, b) if self.rows <= self.cols else (b @ vectors, a)
-        dots: Tensor = torch.linalg.vecdot(first, second)
+        dots = a.new_empty(len(vectors), len(a))
+        for vector, row in zip(vectors, dots, strict=True):
+            # Multiplying the wider factor first leaves the smaller matrix to go over again.
+            if self.rows <= self.cols:
+                torch.linalg.vecdot(torch.nn.functional.linear(a, vector), b, out=row)
+            else:
+                torch.linalg.vecdot(b @ vector, a, out=row)
         return dots if self._steps == 1 else dots.view(len(vectors), self.size, self._steps).sum(dim=2)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        a, b = self._flat()
-        if self._steps == 1 and self.rows <= FEW_ROWS and compiled(a, b, weights, out):
-            self._add_weighted_compiled(a, b, weights, out)
+        arrays = self._arrays
+        if arrays and self.rows <= FEW_ROWS and out.dtype is self._a.dtype:
+            from ordain import _kernels
+
+            for weight, target in zip(weights.numpy(), out.flatten(1).numpy(), strict=True):
+                _kernels.outer_add(*arrays, weight, self.biased, target)
             return
+        a, b = self._flat()
         for weight, target in zip(weights, out, strict=True):
             each = weight if self._steps == 1 else weight.repeat_interleave(self._steps)
             self._add_one((b * each[:, None]), a, target)
@@ -124,24 +146,25 @@ class Outer(Form):
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target.addmm_(scaled.T, a)
 
-    def _add_weighted_compiled(self, a: Tensor, b: Tensor, weights: Tensor, out: Tensor) -> None:
-        from ordain import _kernels
-
-        inputs, outputs = a.numpy(), b.numpy()
-        for weight, target in zip(weights.numpy(), out.flatten(1).numpy(), strict=True):
-            _kernels.outer_add(inputs, outputs, weight, self.biased, target)
-
     def select(self, rows: Tensor) -> Outer:
         return type(self)(self._a[rows], self._b[rows])
+
+    def paired(self) -> Outer | None:
+        if self._steps == 1:
+            return None
+        # The second of a pair is so many steps more, with b turned round.
+        turned = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)[:, None, None]
+        b = self._b.reshape(self.size // 2, 2, self._steps, self.rows) * turned
+        return Outer(self._a.reshape(self.size // 2, 2 * self._steps, self.cols), b.flatten(1, 2))
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         if not self._factored:
             super().add_products(vectors, gram, dots)
             return
-        a, b = self._flat()
-        if self._steps == 1 and compiled(a, b, vectors, gram):
-            self._add_compiled(a, b, vectors, gram, dots)
+        if self._arrays and gram.dtype is self._a.dtype:
+            self._add_compiled(*self._arrays, vectors, gram, dots)
             return
+        a, b = self._flat()
         gram += (
             (a @ a.T).add_(1.0 if self.biased else 0.0).mul_(b @ b.T) if self._steps == 1 else self._gram_of_steps(a, b)
         )
@@ -156,16 +179,22 @@ class Outer(Form):
             gram.append(pairs.view(-1, self._steps, self.size, self._steps).sum(dim=(1, 3)))
         return torch.cat(gram)
 
-    def _add_compiled(self, a: Tensor, b: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+    def _add_compiled(self, a: NDArray[Any], b: NDArray[Any], vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         from ordain import _kernels
 
-        inputs, outputs = a.numpy(), b.numpy()
-        _kernels.outer_gram(inputs, outputs, 1.0 if self.biased else 0.0, gram.numpy())
+        _kernels.outer_gram(a, b, 1.0 if self.biased else 0.0, gram.numpy())
         if self.rows > FEW_ROWS:
             dots += self.dot(vectors)
             return
         for vector, row in zip(vectors.flatten(1).numpy(), dots.numpy(), strict=True):
-            _kernels.outer_dot(inputs, outputs, vector, self.biased, row)
+            _kernels.outer_dot(a, b, vector, self.biased, row)
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """The factors of single steps for the compiled loops, if those can take them."""
+        if self._steps > 1 or not compiled(self._a, self._b):
+            return None
+        return tuple(part.numpy() for part in self._flat())  # type: ignore[return-value]
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
@@ -230,6 +259,10 @@ class Shifted(Form):
     def select(self, rows: Tensor) -> Shifted:
         return Shifted(self._form.select(rows), self._start, self.rows)
 
+    def paired(self) -> Shifted | None:
+        form = self._form.paired()
+        return None if form is None else Shifted(form, self._start, self.rows)
+
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         self._form.add_products(vectors[:, self._start : self._start + self._form.rows], gram, dots)
 
@@ -256,14 +289,15 @@ class Total(Form):
             form.add_weighted(weights, out)
 
     def select(self, rows: Tensor) -> Total:
-        return Total([form.select(rows) for form in self._forms])
+        return type(self)([form.select(rows) for form in self._forms])
+
+    def paired(self) -> Total | None:
+        forms = [form.paired() for form in self._forms]
+        return None if None in forms else type(self)([form for form in forms if form is not None])
 
 
 class Stacked(Total):
     """Forms of disjoint rows of one parameter: not even the Gram matrix has cross terms."""
-
-    def select(self, rows: Tensor) -> Stacked:
-        return Stacked([form.select(rows) for form in self._forms])
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         for form in self._forms:

@@ -22,6 +22,8 @@ class Rows(Form):
         rows: the number of rows of the table.
     """
 
+    sparse = True
+
     def __init__(self, examples: Tensor, ids: Tensor, b: Tensor, *, size: int, rows: int) -> None:
         self._entries = examples, ids, b
         self.size, self.rows, self.cols = size, rows, b.shape[1]
@@ -53,6 +55,11 @@ class Rows(Form):
         examples, ids, b = self._joined
         chosen, entries = (rows[:, None] == examples).nonzero(as_tuple=True)
         return Rows(chosen, ids[entries], b[entries], size=len(rows), rows=self.rows)
+
+    def paired(self) -> Rows:
+        examples, ids, b = self._entries
+        turned = (1 - 2 * (examples % 2)).to(b.dtype)[:, None]
+        return Rows(examples // 2, ids, b * turned, size=self.size // 2, rows=self.rows)
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         """An id that one example has touches the diagonal only; the ids of several are multiplied out."""

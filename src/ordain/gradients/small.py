@@ -37,6 +37,16 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
         dots[2:].addmm_(vectors[2:], made.T)
 
 
+def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+    """From products of g_1, g_2, ... to those of g_1 - g_2, g_3 - g_4, ...; right where j >= i, as gram is."""
+    half = len(gram) // 2
+    blocks = gram.view(half, 2, half, 2)
+    across = blocks[:, 0, :, 0] - blocks[:, 0, :, 1] - blocks[:, 1, :, 0] + blocks[:, 1, :, 1]
+    # On the diagonal, one of the two that are subtracted is below gram's and need not be right.
+    across.diagonal().add_(blocks[:, 1, :, 0].diagonal() - blocks[:, 0, :, 1].diagonal())
+    return across, dots[:, 0::2] - dots[:, 1::2]
+
+
 def mirrored(gram: Tensor) -> Tensor:
     """The symmetric matrix whose upper triangle this is."""
     return gram.triu() + gram.triu(1).T

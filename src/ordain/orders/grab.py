@@ -187,9 +187,11 @@ class GraB(LearnedOrder):
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
 
     def _learn_plain(self, batch: Gradients, slots: Indices, known: Tensor) -> bool:
-        """The common case, in one compiled call: nothing carried, every row a unit, everything finite."""
-        gram, dots = batch.products(known)
-        count = len(slots) // 2 if self._paired else len(slots)
+        """The common case, in one compiled call: nothing carried or left over, every row a unit, all finite."""
+        if self._paired and len(slots) % 2:
+            return False
+        gram, dots = batch.paired_products(known) if self._paired else batch.products(known)
+        count = len(gram)
         u = _NO_UNIFORMS
         if self._balancer.random:
             u = _rng.uniforms(count, seed=self.seed, stream=self._epoch, start=self._signed)
@@ -210,27 +212,17 @@ class GraB(LearnedOrder):
         )
         if by_row is None:
             return False
-        odd = self._paired and len(slots) % 2 == 1
         table = self._vectors["table"]
-        waiting = {}
-        if odd:
-            last = torch.zeros(1, len(slots), dtype=batch.dtype, device=batch.device)
-            last[0, -1] = 1.0
-            waiting["first"] = batch.weighted_sum(last)[0]
         batch.weighted_sum(torch.from_numpy(by_row).to(batch.device).unsqueeze(0), out=table[:1])
         if not self._paired:
             batch.add_sum(table[2])
             self._surplus += float(by_row.sum())
             self._mean_inner += float(by_row @ products[1])
             self._summed += count
-        self._vectors = {"table": table, **waiting}
+        self._vectors = {"table": table}
         self._state = state
         self._signed += count
         self._places[slots] = by_row
-        self._slot_first = -1
-        if odd:
-            self._slot_first = int(slots[-1])
-            self._places[self._slot_first] = WAITING
         return True
 
     def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:

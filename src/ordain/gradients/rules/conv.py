@@ -115,6 +115,17 @@ class Convolved(Form):
     def select(self, rows: Tensor) -> Convolved:
         return Convolved(self._x[rows], self._b[rows], self._geometry)
 
+    def paired(self) -> Convolved:
+        # The second of a pair is so many images more, with b turned round.
+        half, images = self.size // 2, 2 * self._b.shape[1]
+        turned = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)
+        b = self._b.reshape(half, 2, -1) * turned[:, None]
+        return Convolved(
+            self._x.reshape(half, images, *self._x.shape[2:]),
+            b.view(half, images, *self._b.shape[2:]),
+            self._geometry,
+        )
+
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
         steps = self._steps
