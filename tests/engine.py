@@ -92,8 +92,8 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     if len(pairs):
         gram, dots = even.paired_products(vectors)
         # Beside the rows themselves: their differences may be zero but for rounding.
-        assert float((gram.triu() - (pairs @ pairs.T).triu()).abs().max()) < tolerance * float((rows @ rows.T).max())
-        assert float((dots - vectors @ pairs.T).abs().max()) < tolerance * float((vectors @ rows.T).abs().max())
+        assert float((gram.triu() - (pairs @ pairs.T).triu()).abs().max()) <= tolerance * float((rows @ rows.T).max())
+        assert float((dots - vectors @ pairs.T).abs().max()) <= tolerance * float((vectors @ rows.T).abs().max())
     some = torch.arange(0, size, 2)
     assert relative(batch.select(some).weighted_sum(weights[:, some]), weights[:, some] @ rows[some]) < tolerance
     assert relative(batch.select(some).gram(), (rows @ rows.T)[some][:, some]) < tolerance
