@@ -302,6 +302,19 @@ def made_products(
 
 
 @_compile
+def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
+    """The sum of all entries of a symmetric matrix, from its upper triangle, and the sum of their sizes."""
+    total = size = 0.0
+    for i in range(gram.shape[0]):
+        total += gram[i, i]
+        size += abs(gram[i, i])
+        for j in range(i + 1, gram.shape[0]):
+            total += 2.0 * gram[i, j]
+            size += 2.0 * abs(gram[i, j])
+    return total, size
+
+
+@_compile
 def outer_gram(a: NDArray[Any], b: NDArray[Any], plus: float, out: NDArray[Any]) -> None:
     """out[i, j] += (<a_i, a_j> + plus) <b_i, b_j> for j >= i: the Gram matrix of the outer products b_i a_i'."""
     size = a.shape[0]

@@ -34,7 +34,7 @@ from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
-@dataclass
+@dataclass(slots=True)
 class _Pass:
     """One forward of the whole model. Only its graph holds it until a backward arrives."""
 
@@ -85,7 +85,6 @@ class ExactSource:
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
-        self._arrivals: dict[Tensor, bool] = {}  # parameters with a new gradient: was there none before it?
         self._left: dict[Tensor, Tensor | None] = {}  # the p.grad that the backward left
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
         self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
@@ -105,16 +104,27 @@ class ExactSource:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
-        for one in self._offsets:
-            self._handles.append(one.register_hook(partial(self._arrive, one)))  # type: ignore[no-untyped-call]
-            self._handles.append(one.register_post_accumulate_grad_hook(self._leave))  # type: ignore[no-untyped-call]
+        self._arrival_handles: list[Any] = []
+        self._leave_handles = [p.register_post_accumulate_grad_hook(self._leave) for p in self._offsets]  # type: ignore[no-untyped-call]
+        self._ask()
 
     def detach(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *self._arrival_handles, *self._leave_handles):
             handle.remove()
-        self._handles.clear()
+        self._handles, self._arrival_handles, self._leave_handles = [], [], []
         self._ready.clear()
         self._pass = None
+
+    def forget_sums(self) -> None:
+        """Nobody will ask a batch for its sum: spare the hooks that remember what a backward left in ``p.grad``."""
+        for handle in self._leave_handles:
+            handle.remove()
+        self._leave_handles = []
+
+    def _ask(self) -> None:
+        """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
+        self._arrived = {}
+        self._arrival_handles = [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
@@ -129,7 +139,8 @@ class ExactSource:
         self._extras.clear()
         if self._rerunning or not torch.is_grad_enabled() or not model.training:
             return
-        refuse_mixing(self._mixing)
+        if self._mixing:
+            refuse_mixing(self._mixing)
         if len(self._ready) >= _MOST_PASSES:
             raise StepError(
                 f"{_MOST_PASSES} backward passes since the last step()",
@@ -137,11 +148,12 @@ class ExactSource:
                 remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
             )
         size = examples_in(args, kwargs, self._batch_dim)
-        self._rerunning = True
-        try:
-            self._layout.probe(self._paths, args, kwargs, size)
-        finally:
-            self._rerunning = False
+        if not self._layout.probed:
+            self._rerunning = True
+            try:
+                self._layout.probe(self._paths, args, kwargs, size)
+            finally:
+                self._rerunning = False
         self._count += 1
         self._pass = _Pass(self._count, size)
 
@@ -221,7 +233,6 @@ class ExactSource:
         self._left[p] = p.grad
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        self._arrivals[p] = p.grad is None and p not in self._arrivals
         if self._arrived is not None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
@@ -230,9 +241,12 @@ class ExactSource:
     def collect(self) -> list[Gradients]:
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
+        for handle in self._arrival_handles:
+            handle.remove()
+        self._arrival_handles = []
         passes = [ready[number] for number in sorted(ready)]
         grads = self._whole_grads() if len(passes) == 1 else None
-        self._arrivals, self._left = {}, {}
+        self._left = {}
         self._rerunning = True  # a rule may run its module again
         try:
             batches = [self._factored(one, grads) for one in passes]
@@ -241,7 +255,7 @@ class ExactSource:
         calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
         if not calls <= self._understood:
             if arrived is None:
-                self._arrived = {}  # something new: ask autograd next time
+                self._ask()  # something new
             else:
                 self._check(batches, arrived)
                 self._understood |= calls
@@ -269,17 +283,12 @@ class ExactSource:
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
         """What the backward left in the parameters, if that is this backward's gradient and nothing else.
 
-        Not so if there was one before (accumulation), or if it has been replaced or changed since (clipping,
-        unscaling), which a tensor's version counts.
+        Not so if it has been replaced or changed, by this backward (accumulation) or since (clipping, unscaling),
+        which a tensor's version counts. What that misses, the batch will see in the sum's square.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return None  # what is there may be an average over processes
         found = []
-        for p in self._arrivals:
-            grad = p.grad
-            if not self._arrivals[p] or grad is None or grad is not self._left.get(p):
-                return None
-            if grad._version or grad.dtype != self._dtype:
+        for p, grad in self._left.items():
+            if grad is None or p.grad is not grad or grad._version or grad.dtype != self._dtype:
                 return None
             found.append((self._offsets[p][0], grad))
         return found

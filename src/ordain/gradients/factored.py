@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.gradients.forms import Form
+from ordain.gradients.forms import Form, Outer
 from ordain.gradients.small import differences, mirrored
+
+Plain = tuple[int, int, NDArray[Any], NDArray[Any], bool]  # from, to, a [B, in], b [B, few], with a bias?
 
 
 class Factored:
@@ -40,6 +45,7 @@ class Factored:
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
+        self._plain = _plain(self._forms, self.dtype)
 
     def gram(self) -> Tensor:
         return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
@@ -51,16 +57,22 @@ class Factored:
         return dots.mul_(self.scale)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._plain is not None and not vectors.is_cuda:
+            self._dense_gram, dots = self._plain_products(self._plain, vectors)
+            return self._dense_gram, dots
         gram, dots = self._room(self.size, len(vectors))
         before = None
         for offset, form in self._forms:  # the sparse ones come last
             if form.sparse and before is None:
                 before = gram.clone()
             form.add_products(self._view(vectors, offset, form), gram, dots)
-        self._dense_gram = gram.clone() if before is None else before
-        return self._scaled(gram, dots)
+        gram, dots = self._scaled(gram, dots)
+        self._dense_gram = gram if before is None else before.mul_(self.scale**2)
+        return gram, dots
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._plain is not None and not vectors.is_cuda:
+            return differences(*self._plain_products(self._plain, vectors))
         half = self.size // 2
         gram, dots = self._room(half, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None
@@ -81,6 +93,13 @@ class Factored:
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.zeros(len(weights), self.dim, dtype=self.dtype, device=self.device)
+        if self._plain is not None and not out.is_cuda:
+            from ordain import _kernels
+
+            for row, target in zip(weights.numpy() * self.scale, out.numpy(), strict=True):
+                for lo, hi, a, b, biased in self._plain:
+                    _kernels.outer_add(a, b, row, biased, target[lo:hi])
+            return out
         if self.scale != 1.0:
             weights = weights * self.scale
         for offset, form in self._forms:
@@ -102,11 +121,26 @@ class Factored:
         """Is the sum's square what the Gram matrix says? A change through ``.data`` leaves no other trace."""
         if self._dense_gram is None:
             return False
-        upper = self._dense_gram.triu()
-        twice = 2.0 * upper.sum() - upper.diagonal().sum()
-        size = float(upper.abs().sum())
-        found = sum(float(torch.dot(grad.reshape(-1), grad.reshape(-1))) for _, grad in grads)
-        return abs(found - float(twice)) <= 2e-5 * size
+        from ordain import _kernels
+
+        wanted, size = _kernels.gram_total(self._dense_gram.cpu().numpy())
+        found = sum(float(torch.dot(grad.reshape(-1), grad.reshape(-1))) for _, grad in grads) * self.scale**2
+        return abs(found - wanted) <= 2e-5 * size
+
+    def _plain_products(self, plain: list[Plain], vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Products of a small linear model: as few steps of Python as there can be."""
+        from ordain import _kernels
+
+        table = vectors.numpy()
+        gram = np.zeros((self.size, self.size), table.dtype)
+        dots = np.zeros((len(table), self.size), table.dtype)
+        for lo, hi, a, b, biased in plain:
+            _kernels.outer_gram(a, b, 1.0 if biased else 0.0, gram)
+            for vector, row in zip(table, dots, strict=True):
+                _kernels.outer_dot(a, b, vector[lo:hi], biased, row)
+        gram *= self.scale**2
+        dots *= self.scale
+        return torch.from_numpy(gram), torch.from_numpy(dots)
 
     def _room(self, size: int, count: int) -> tuple[Tensor, Tensor]:
         return (
@@ -125,3 +159,16 @@ class Factored:
         forms = [(offset, form.select(rows)) for offset, form in self._forms]
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return Factored(forms, dim=self.dim, size=len(rows), scale=self.scale, like=like)
+
+
+def _plain(forms: Sequence[tuple[int, Form]], dtype: torch.dtype) -> list[Plain] | None:
+    """The factors of a model of small linear layers only, for which calls cost more than arithmetic; else None."""
+    found: list[Plain] = []
+    for offset, form in forms:
+        if not isinstance(form, Outer):
+            return None
+        arrays = form.small_factors(dtype)
+        if arrays is None:
+            return None
+        found.append((offset, offset + form.numel, *arrays, form.biased))
+    return found or None

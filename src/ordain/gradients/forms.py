@@ -196,6 +196,10 @@ class Outer(Form):
             return None
         return tuple(part.numpy() for part in self._flat())  # type: ignore[return-value]
 
+    def small_factors(self, dtype: torch.dtype) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """A ``[B, in]`` and b ``[B, out]`` if the compiled loops can do everything with them."""
+        return self._arrays if self.rows <= FEW_ROWS and self._a.dtype is dtype else None
+
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
 

@@ -25,15 +25,15 @@ class Layout:
 
     def __init__(self, model: nn.Module, batch_dim: int) -> None:
         self._model, self._batch_dim = model, batch_dim
-        self._probed = False
+        self.probed = False
         self._shorter: dict[tuple[nn.Module, int], Shapes] = {}
         self._known: dict[tuple[nn.Module, int], Axes] = {}
 
     def probe(self, modules: Iterable[nn.Module], args: Any, kwargs: Any, size: int) -> None:
         """Run the model on one example less and note every shape. Needed once; impossible for one example."""
-        if self._probed or size < 2:
+        if self.probed or size < 2:
             return
-        self._probed = True
+        self.probed = True
         counts: Counter[nn.Module] = Counter()
 
         def note(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
@@ -60,7 +60,7 @@ class Layout:
 
     def failed(self) -> None:
         """The forward that the probe was made for failed: if the probe did too, that says nothing of the model."""
-        self._probed = bool(self._shorter)
+        self.probed = bool(self._shorter)
 
     def _counts(self, leaf: Any, size: int) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > self._batch_dim and leaf.shape[self._batch_dim] == size

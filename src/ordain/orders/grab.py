@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ordain import _rng, herding
 from ordain.balancing import Balancer, Deterministic
 from ordain.errors import InputError
-from ordain.gradients import Gradients
+from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.orders.base import Indices
 from ordain.orders.herding_order import check_epoch
@@ -62,6 +62,8 @@ class GraB(LearnedOrder):
             raise InputError(f"freeze_after={freeze_after!r}", expected="epochs >= 1 or None", remedy="Try 1.")
         super().__init__(model, n, **options)
         self._paired = centering == "pair"
+        if self._paired and isinstance(self._source, ExactSource):
+            self._source.forget_sums()
         self._balancer = balancer or Deterministic()
         self._freeze_after = freeze_after
         self._log: list[NDArray[np.uint8]] = []  # each past epoch's places, two bits a unit

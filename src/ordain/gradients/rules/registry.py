@@ -15,7 +15,7 @@ from ordain.errors import UnsupportedModuleError
 from ordain.gradients.forms import Form
 
 
-@dataclass
+@dataclass(slots=True)
 class Use:
     """One call of a module.
 
