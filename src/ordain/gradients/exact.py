@@ -288,7 +288,13 @@ class ExactSource:
         """
         found = []
         for p, grad in self._left.items():
-            if grad is None or p.grad is not grad or grad._version or grad.dtype != self._dtype:
+            if (
+                grad is None
+                or p.grad is not grad
+                or grad._version
+                or not grad.is_contiguous()
+                or grad.dtype != self._dtype
+            ):
                 return None
             found.append((self._offsets[p][0], grad))
         return found

@@ -107,15 +107,15 @@ class Factored:
         return out
 
     def add_sum(self, out: Tensor) -> None:
-        ones = torch.full((1, self.size), self.scale, dtype=self.dtype, device=self.device)
-        table = out.unsqueeze(0)
-        whole = self._grads is not None and self._untouched(self._grads)
-        for offset, form in self._forms:
-            if form.sparse or not whole:
+        whole = self._grads if self._grads is not None and self._untouched(self._grads) else None
+        again = [one for one in self._forms if one[1].sparse or whole is None]
+        if again:
+            ones = torch.full((1, self.size), self.scale, dtype=self.dtype, device=self.device)
+            table = out.unsqueeze(0)
+            for offset, form in again:
                 form.add_weighted(ones, self._view(table, offset, form))
-        if whole and self._grads is not None:
-            for offset, grad in self._grads:
-                out[offset : offset + grad.numel()].add_(grad.reshape(-1), alpha=self.scale)
+        for offset, grad in whole or ():
+            out[offset : offset + grad.numel()].add_(grad.view(-1), alpha=self.scale)
 
     def _untouched(self, grads: Sequence[tuple[int, Tensor]]) -> bool:
         """Is the sum's square what the Gram matrix says? A change through ``.data`` leaves no other trace."""
@@ -124,8 +124,8 @@ class Factored:
         from ordain import _kernels
 
         wanted, size = _kernels.gram_total(self._dense_gram.cpu().numpy())
-        found = sum(float(torch.dot(grad.reshape(-1), grad.reshape(-1))) for _, grad in grads) * self.scale**2
-        return abs(found - wanted) <= 2e-5 * size
+        found = sum(float(torch.dot(flat, flat)) for flat in (grad.view(-1) for _, grad in grads))
+        return abs(found * self.scale**2 - wanted) <= 2e-5 * size
 
     def _plain_products(self, plain: list[Plain], vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Products of a small linear model: as few steps of Python as there can be."""
