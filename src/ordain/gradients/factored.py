@@ -94,11 +94,11 @@ class Factored:
         if out is None:
             out = torch.zeros(len(weights), self.dim, dtype=self.dtype, device=self.device)
         if self._plain is not None and not out.is_cuda:
-            from ordain import _kernels
+            from ordain import _products
 
             for row, target in zip(weights.numpy() * self.scale, out.numpy(), strict=True):
                 for lo, hi, a, b, biased in self._plain:
-                    _kernels.outer_add(a, b, row, biased, target[lo:hi])
+                    _products.outer_add(a, b, row, biased, target[lo:hi])
             return out
         if self.scale != 1.0:
             weights = weights * self.scale
@@ -121,23 +121,23 @@ class Factored:
         """Is the sum's square what the Gram matrix says? A change through ``.data`` leaves no other trace."""
         if self._dense_gram is None:
             return False
-        from ordain import _kernels
+        from ordain import _products
 
-        wanted, size = _kernels.gram_total(self._dense_gram.cpu().numpy())
+        wanted, size = _products.gram_total(self._dense_gram.cpu().numpy())
         found = sum(float(torch.dot(flat, flat)) for flat in (grad.view(-1) for _, grad in grads))
         return abs(found * self.scale**2 - wanted) <= 2e-5 * size
 
     def _plain_products(self, plain: list[Plain], vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Products of a small linear model: as few steps of Python as there can be."""
-        from ordain import _kernels
+        from ordain import _products
 
         table = vectors.numpy()
         gram = np.zeros((self.size, self.size), table.dtype)
         dots = np.zeros((len(table), self.size), table.dtype)
         for lo, hi, a, b, biased in plain:
-            _kernels.outer_gram(a, b, 1.0 if biased else 0.0, gram)
+            _products.outer_gram(a, b, 1.0 if biased else 0.0, gram)
             for vector, row in zip(table, dots, strict=True):
-                _kernels.outer_dot(a, b, vector[lo:hi], biased, row)
+                _products.outer_dot(a, b, vector[lo:hi], biased, row)
         gram *= self.scale**2
         dots *= self.scale
         return torch.from_numpy(gram), torch.from_numpy(dots)

@@ -133,10 +133,10 @@ class Outer(Form):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         arrays = self._arrays
         if arrays and self.rows <= FEW_ROWS and out.dtype is self._a.dtype:
-            from ordain import _kernels
+            from ordain import _products
 
             for weight, target in zip(weights.numpy(), out.flatten(1).numpy(), strict=True):
-                _kernels.outer_add(*arrays, weight, self.biased, target)
+                _products.outer_add(*arrays, weight, self.biased, target)
             return
         a, b = self._flat()
         for weight, target in zip(weights, out, strict=True):
@@ -180,14 +180,14 @@ class Outer(Form):
         return torch.cat(gram)
 
     def _add_compiled(self, a: NDArray[Any], b: NDArray[Any], vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
-        from ordain import _kernels
+        from ordain import _products
 
-        _kernels.outer_gram(a, b, 1.0 if self.biased else 0.0, gram.numpy())
+        _products.outer_gram(a, b, 1.0 if self.biased else 0.0, gram.numpy())
         if self.rows > FEW_ROWS:
             dots += self.dot(vectors)
             return
         for vector, row in zip(vectors.flatten(1).numpy(), dots.numpy(), strict=True):
-            _kernels.outer_dot(a, b, vector, self.biased, row)
+            _products.outer_dot(a, b, vector, self.biased, row)
 
     @cached_property
     def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]] | None:

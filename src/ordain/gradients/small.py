@@ -26,13 +26,13 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
         gram.addmm_(made, made.T)
         dots.addmm_(vectors, made.T)
         return
-    from ordain import _kernels
+    from ordain import _products
 
     rows, flat, totals = made.contiguous().numpy(), vectors.numpy(), dots.numpy()
     count = len(flat)
     first, second = (flat[min(i, count - 1)] if count else rows[0] for i in (0, 1))
     into = [totals[min(i, count - 1)] if count else np.empty(len(rows), rows.dtype) for i in (0, 1)]
-    _kernels.made_products(rows, min(count, 2), first, second, gram.numpy(), into[0], into[1])
+    _products.made_products(rows, min(count, 2), first, second, gram.numpy(), into[0], into[1])
     if count > 2:
         dots[2:].addmm_(vectors[2:], made.T)
 
