@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from benchmarks.timing import interleaved, median_ratio
 from ordain.gradients.small import add_products
@@ -14,20 +17,24 @@ def run() -> dict[str, float]:
     torch.set_num_threads(1)
     results = {}
     for size, d in SIZES:
-        made, vectors = torch.randn(size, d), torch.randn(2, d)
-        gram, dots = torch.zeros(size, size), torch.zeros(2, size)
-
-        def ours(made=made, vectors=vectors, gram=gram, dots=dots, repeat=max(1, 2_000_000 // (size * d))) -> None:
-            for _ in range(repeat):
-                add_products(made, vectors, gram, dots)
-
-        def blas(made=made, vectors=vectors, gram=gram, dots=dots, repeat=max(1, 2_000_000 // (size * d))) -> None:
-            for _ in range(repeat):
-                gram.addmm_(made, made.T)
-                dots.addmm_(vectors, made.T)
-
-        seconds = interleaved({"ours": ours, "blas": blas}, rounds=9)
+        seconds = interleaved({"ours": job(add_products, size, d), "blas": job(by_blas, size, d)}, rounds=9)
         ratio = median_ratio(seconds["blas"], seconds["ours"])
         print(f"  Gram matrix and two products of {size} rows of {d:,}: BLAS takes {ratio:.1f} times our time")
         results[f"blas over ours, {size} x {d}"] = ratio
     return results
+
+
+def by_blas(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+    gram.addmm_(made, made.T)
+    dots.addmm_(vectors, made.T)
+
+
+def job(products: Callable[[Tensor, Tensor, Tensor, Tensor], None], size: int, d: int) -> Callable[[], None]:
+    made, vectors = torch.randn(size, d), torch.randn(2, d)
+    gram, dots = torch.zeros(size, size), torch.zeros(2, size)
+
+    def go() -> None:
+        for _ in range(max(1, 2_000_000 // (size * d))):
+            products(made, vectors, gram, dots)
+
+    return go
