@@ -192,6 +192,16 @@ class KernelHalving(Balancer):
         return 2.0 * math.log(2.0 * max(n, 1) / self.delta)
 
 
+def check_balancer(balancer: Any) -> None:
+    """None, or a balancer: not its name and not its class."""
+    if balancer is not None and not isinstance(balancer, Balancer):
+        raise InputError(
+            f"balancer={balancer!r}",
+            expected="a Balancer, or None for Deterministic()",
+            remedy="Write balancer=SelfBalancingWalk(), for example.",
+        )
+
+
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise InputError(f"delta={delta!r}", expected="a probability in (0, 1)", remedy="Leave it at its default.")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ordain import _rng
-from ordain.balancing import Balancer, Deterministic
+from ordain.balancing import Balancer, Deterministic, check_balancer
 from ordain.errors import BalancingFailedError, InputError
 
 __all__ = ["balance", "greedy", "herd", "herding_objective", "prefix_norms", "reorder"]
@@ -77,6 +77,7 @@ def balance(z: Array, *, balancer: Balancer | None = None, order: Any = None, se
     """
     rows, _ = _read(z)
     sigma = _check_order(order, len(rows))
+    check_balancer(balancer)
     signs = _signs(rows, sigma, balancer or Deterministic(), centre=None, paired=False, seed=_rng.check_seed(seed))
     return _like(z, signs)
 
@@ -175,6 +176,7 @@ def herd(
     rows, mean = _read(z)
     n = len(rows)
     sigma = _check_order(order, n)
+    check_balancer(balancer)
     balancer = balancer or Deterministic()
     seed = _rng.check_seed(seed)
     if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:

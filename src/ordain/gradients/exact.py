@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import StepError, UnsupportedModuleError
+from ordain.errors import StateError, StepError
 from ordain.gradients.base import Gradients
+from ordain.gradients.check import check_sums
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Biased, Form, total
 from ordain.gradients.layout import Layout, examples_in
@@ -31,6 +32,7 @@ from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
+_TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
@@ -76,6 +78,10 @@ class ExactSource:
         for dtype in dtypes:
             common = torch.promote_types(common, dtype)
         self._dtype = common
+        self._first = next(iter(self._offsets))
+        self._first_dtype = self._first.dtype
+        self._coarse = False  # has anything been computed in less than float32?
+        self._tries = 0
         self._layout = Layout(model, batch_dim)
         self._rerunning = False  # a forward of our own is not the user's
         self._mixing = mixing_modules(model)
@@ -84,10 +90,10 @@ class ExactSource:
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
-        self._understood: set[tuple[tuple[str, int], ...]] = set()  # what has been checked, by the calls made
+        self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
         self._left: dict[Tensor, Tensor | None] = {}  # the p.grad that the backward left
         self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
-        self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        self._like = torch.empty(0, dtype=self._dtype, device=self._first.device)
         self._paths = {
             module: path
             for path, module in model.named_modules()
@@ -124,7 +130,8 @@ class ExactSource:
     def _ask(self) -> None:
         """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
         self._arrived = {}
-        self._arrival_handles = [p.register_hook(partial(self._arrive, p)) for p in self._offsets]  # type: ignore[no-untyped-call]
+        trainable = [p for p in self._offsets if p.requires_grad]
+        self._arrival_handles = [p.register_hook(partial(self._arrive, p)) for p in trainable]  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
@@ -133,12 +140,20 @@ class ExactSource:
     # --- during a forward -------------------------------------------------------------------------
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model is not self._model:
+        if model is not self._model or self._rerunning or not torch.is_grad_enabled():
             return
         self._pass = None
         self._extras.clear()
-        if self._rerunning or not torch.is_grad_enabled() or not model.training:
+        if not model.training:
             return
+        if self._first.dtype is not self._first_dtype or self._first.device != self._like.device:
+            raise StateError(
+                f"a model now of {self._first.dtype} on {self._first.device}",
+                expected=f"{self._first_dtype} on {self._like.device}, as when the order was made",
+                remedy="Move or convert the model first, then make the order.",
+            )
+        if not self._ready and self._arrived:
+            self._arrived = {}  # of backwards that were not watched
         if self._mixing:
             refuse_mixing(self._mixing)
         if len(self._ready) >= _MOST_PASSES:
@@ -158,10 +173,13 @@ class ExactSource:
         self._pass = _Pass(self._count, size)
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self._rerunning and model is self._model:
+        if not self._rerunning and model is self._model and torch.is_grad_enabled():
+            size = self._pass.size if self._pass is not None else 0
             self._pass = None
             if output is None:  # the forward raised
                 self._layout.failed()
+            elif size:
+                self._layout.compare(output, size)
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._pass is not None:
@@ -175,7 +193,7 @@ class ExactSource:
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
-        if record is None:
+        if record is None or not torch.is_grad_enabled():
             return None
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
@@ -220,6 +238,7 @@ class ExactSource:
         grad = grads[number]
         if grad is None:
             return
+        self._coarse |= grad.dtype in (torch.float16, torch.bfloat16)
         # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
         grad = grad.detach().clone() if record.size == 1 else grad.detach()
         uses = record.reached.setdefault(module, {})
@@ -252,16 +271,26 @@ class ExactSource:
             batches = [self._factored(one, grads) for one in passes]
         finally:
             self._rerunning = False
-        calls = {tuple(sorted((self._paths[m], len(uses)) for m, uses in one.reached.items())) for one in passes}
+        self._layout.refuse_mixed()
+        calls = {self._signature(one) for one in passes}
         if not calls <= self._understood:
-            if arrived is None:
-                self._ask()  # something new
-            else:
-                self._check(batches, arrived)
+            # Something new: compare it with what autograd says, or ask it to say so next time.
+            self._tries += arrived is not None
+            if arrived is not None and (
+                check_sums(batches, arrived, self._offsets, coarse=self._coarse) or self._tries >= _TRIES
+            ):
                 self._understood |= calls
+                self._tries = 0
+            else:
+                self._ask()
         for one in passes:
             one.reached = {}  # its graph may live on for another backward
         return list(batches)
+
+    def _signature(self, record: _Pass) -> tuple[Any, ...]:
+        """Which modules were called how often, and which parameters were trainable: what a check was made of."""
+        calls = sorted((self._paths[module], len(uses)) for module, uses in record.reached.items())
+        return (*calls, *(p.requires_grad for p in self._offsets))
 
     def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
         forms: dict[Tensor, list[Form]] = {}
@@ -269,9 +298,8 @@ class ExactSource:
             rule = self._rules[module]
             made = rule(module, [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values()))
             for name, form in made.items():
-                p = module._parameters.get(name)
-                p = module.get_parameter(name) if p is None else p
-                if p in self._offsets:
+                p = _parameter(module, name)
+                if p is not None and p.requires_grad and p in self._offsets:
                     forms.setdefault(p, []).append(form)
         placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
         scale = float(record.size) if self._mean else 1.0
@@ -299,27 +327,6 @@ class ExactSource:
             found.append((self._offsets[p][0], grad))
         return found
 
-    def _check(self, batches: list[Factored], arrived: dict[Tensor, Tensor]) -> None:
-        """Per-example gradients must add up to what autograd gave each parameter."""
-        explained = torch.zeros(1, self.dim, dtype=self._dtype, device=self._like.device)
-        for batch in batches:
-            ones = torch.full((1, batch.size), 1.0 / batch.scale, dtype=batch.dtype, device=batch.device)
-            batch.weighted_sum(ones, out=explained)
-        # A gradient that is zero but for rounding (a bias before a normalization, the bias of attention's
-        # keys) has no digits to compare: it need only be small beside the whole.
-        whole = float(explained.norm())
-        for p, (offset, name) in self._offsets.items():
-            mine = explained[0, offset : offset + p.numel()]
-            theirs = arrived[p].reshape(-1).to(mine) if p in arrived else torch.zeros_like(mine)
-            apart = float((mine - theirs).norm())
-            tolerance = 1e-6 if p.dtype == torch.float64 else 1e-3 if p.dtype == torch.float32 else 5e-2
-            if apart > tolerance * max(float(theirs.norm()), float(mine.norm()), 1e-2 * whole, 1e-12):
-                raise UnsupportedModuleError(
-                    f"parameter {name!r} with a gradient that the calls of its module do not explain",
-                    expected="every parameter to be used by calling the module that owns it",
-                    remedy=f"Leave it out with params=lambda name: name != {name!r}, or take gradients='func'.",
-                )
-
 
 def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
     """Join each weight's form with that of the bias right behind it, where that saves work."""
@@ -332,6 +339,15 @@ def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
                 continue
         joined.append((offset, form))
     return joined
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter of the module or of a submodule; None where the name is something else (a parametrization)."""
+    found = module._parameters.get(name)
+    if found is None and "." in name:
+        path, _, last = name.rpartition(".")
+        found = module.get_submodule(path)._parameters.get(last)
+    return found
 
 
 def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:

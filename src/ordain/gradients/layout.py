@@ -6,15 +6,18 @@ the model is run without gradient on all examples but the last: the dimension th
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import GradientError
+from ordain.errors import GradientError, UnsupportedModuleError
 
 Axes = dict[tuple[str, int], int | None]
 Shapes = dict[tuple[str, int], tuple[int, ...]]
@@ -27,6 +30,8 @@ class Layout:
         self._model, self._batch_dim = model, batch_dim
         self.probed = False
         self._shorter: dict[tuple[nn.Module, int], Shapes] = {}
+        self._mixed = False
+        self._output: Any = None  # of the probe, if the model draws no random numbers
         self._known: dict[tuple[nn.Module, int], Axes] = {}
 
     def probe(self, modules: Iterable[nn.Module], args: Any, kwargs: Any, size: int) -> None:
@@ -44,19 +49,40 @@ class Layout:
             return leaf.narrow(self._batch_dim, 0, size - 1) if self._counts(leaf, size) else leaf
 
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
-        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        devices = sorted({p.get_device() for p in self._model.parameters() if p.is_cuda})
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices):
-                self._model(*tree_map(cut, args), **tree_map(cut, kwargs))
+            with torch.no_grad(), _untouched(self._model) as drawn:
+                output = self._model(*tree_map(cut, args), **tree_map(cut, kwargs))
+                self._output = None if drawn() else output
         except Exception:  # a model that cannot be cut short is judged by shapes alone
             self._shorter.clear()
         finally:
             for handle in handles:
                 handle.remove()
-            with torch.no_grad():
-                for name, buffer in self._model.named_buffers():
-                    buffer.copy_(buffers[name])
+
+    def compare(self, output: Any, size: int) -> None:
+        """Once: is an example's output the same without the last example, or do examples mix?"""
+        shorter, self._output = self._output, None
+        if shorter is None:
+            return
+        for one, other in zip(tree_leaves(output), tree_leaves(shorter), strict=False):
+            if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_floating_point()):
+                continue
+            changed = [i for i, (n, m) in enumerate(zip(one.shape, other.shape, strict=False)) if n != m]
+            if one.ndim != other.ndim or len(changed) != 1 or one.shape[changed[0]] != size:
+                continue
+            same = one.detach().narrow(changed[0], 0, size - 1)
+            self._mixed |= float((same - other).abs().max()) > 1e-2 * float(same.abs().max())
+
+    def refuse_mixed(self) -> None:
+        """Raise if the comparison showed that examples mix."""
+        if self._mixed:
+            raise UnsupportedModuleError(
+                "a model whose output for an example depends on the other examples of the batch",
+                expected="a model that treats each example by itself",
+                remedy="Look for statistics over the batch (F.batch_norm, x.mean(0)) in its forward, or for a "
+                "layer that takes another dimension for the batch; or order whole batches with group=batch_size and "
+                "gradients='microbatch'.",
+            )
 
     def failed(self) -> None:
         """The forward that the probe was made for failed: if the probe did too, that says nothing of the model."""
@@ -85,6 +111,34 @@ class Layout:
         return found
 
 
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Run a model and leave no trace of it: buffers, attributes and random generators are put back.
+
+    Gives a function that says whether random numbers were drawn.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
+    devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
+    python, legacy, before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+    def drawn() -> bool:
+        return not torch.equal(before, torch.get_rng_state()) or random.getstate() != python
+
+    try:
+        with torch.random.fork_rng(devices):
+            yield drawn
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        for module, entries in attributes:
+            module.__dict__.clear()
+            module.__dict__.update(entries)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+
+
 def shapes(inputs: Any, output: Any) -> Shapes:
     """The shapes of all tensors that go in and come out, by their place."""
     found = {("in", i): tuple(leaf.shape) for i, leaf in enumerate(tree_leaves(inputs)) if isinstance(leaf, Tensor)}
@@ -95,8 +149,8 @@ def shapes(inputs: Any, output: Any) -> Shapes:
 
 
 def examples_in(args: Any, kwargs: Any, batch_dim: int) -> int:
-    """B, from the model's inputs: the size most of its tensors have in dimension ``batch_dim``."""
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].ndim > batch_dim:
+    """B, from dimension ``batch_dim`` of the model's first input, or of most of its keyword inputs."""
+    if args and isinstance(args[0], Tensor) and args[0].ndim > batch_dim:
         return args[0].shape[batch_dim]
     sizes = [
         leaf.shape[batch_dim]

@@ -29,8 +29,6 @@ class MicrobatchSource:
         batch_dim: the dimension of the model's inputs that counts the examples.
     """
 
-    rows_are_units = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -54,6 +52,8 @@ class MicrobatchSource:
             self._sizes.append(examples_in(args, kwargs, self._batch_dim))
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        if not self._sizes:
+            return  # a backward of a forward that was not watched
         self._grads[p] = self._grads[p] + grad if p in self._grads else grad.detach().clone()
 
     @property

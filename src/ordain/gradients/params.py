@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from ordain.errors import InputError
 
 
 def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, nn.Parameter]:
     """The trainable parameters that pass the test, by name."""
+    if params is not None and not callable(params):
+        raise InputError(
+            f"params={params!r}",
+            expected="a test of a parameter's name",
+            remedy="Write params=lambda name: name.startswith('head'), for example.",
+        )
+    for name, p in model.named_parameters():
+        if isinstance(p, UninitializedParameter) or p.is_complex():
+            raise InputError(
+                f"parameter {name!r}, which is {'complex' if p.is_complex() else 'not initialised yet'}",
+                expected="real parameters with a shape",
+                remedy="Run one batch through a lazy module first; complex parameters are not supported.",
+            )
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
     if not chosen:
         raise InputError(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ordain import _rng
 from ordain.errors import InputError, StateError, StepError
@@ -69,6 +69,15 @@ class Order(ABC):
     @abstractmethod
     def history(self, epoch: int) -> Indices:
         """``[n]``: the examples in the order in which ``epoch`` visits (or visited) them."""
+
+    def skip(self, count: int) -> None:
+        """The next ``count`` drawn examples will not be observed (a batch that is passed over with ``continue``).
+
+        They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
+        gradients for theirs.
+        """
+        self._check_drawn(count)
+        self._taken += count
 
     def resume(self, done: int | None = None) -> None:
         """After :meth:`load_state_dict`: the next pass goes on where the saved epoch stopped.
@@ -144,7 +153,8 @@ class Order(ABC):
             raise StepError(
                 f"{count} examples to observe, but only {self._drawn - self._taken} drawn and not yet observed",
                 expected="each drawn example to be observed once",
-                remedy="Draw batches from order.sampler, or pass indices= to observe().",
+                remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
+                "backward counts twice. Or pass indices= to observe().",
             )
 
     def _known_progress(self) -> int:
@@ -163,6 +173,13 @@ class Order(ABC):
                     expected=f"{name}={mine!r}",
                     remedy="Build the order with the arguments it was saved under.",
                 )
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing:
+            raise StateError(
+                f"a state without {', '.join(missing)}",
+                expected="all that state_dict() gives",
+                remedy="Save and load the whole of it.",
+            )
 
 
 class BlindOrder(Order):
@@ -222,6 +239,12 @@ def check_n(n: Any) -> int:
             f"an IterableDataset ({type(n).__name__})",
             expected="a map-style dataset with a length, whose examples can be visited in any order",
             remedy="Load it into a list or a map-style Dataset; a stream has no order to choose.",
+        )
+    if isinstance(n, DataLoader):
+        raise InputError(
+            "a DataLoader, whose length counts batches",
+            expected="the number of examples, or the dataset",
+            remedy="Pass loader.dataset, or its length.",
         )
     if hasattr(n, "__len__") and not isinstance(n, (str, bytes, torch.Tensor, np.ndarray)):
         n = len(n)

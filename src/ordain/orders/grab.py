@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ordain import _rng, herding
-from ordain.balancing import Balancer, Deterministic
+from ordain.balancing import Balancer, Deterministic, check_balancer
 from ordain.errors import InputError
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
@@ -37,7 +37,7 @@ class GraB(LearnedOrder):
         balancer: :class:`~ordain.balancing.Deterministic` (Algorithm 5) by default.
         freeze_after: learn for this many epochs, then keep the order; 1 is the paper's *1-step GraB*.
         **options: see :class:`~ordain.orders.learned.LearnedOrder`: gradients, params, loss_reduction,
-            group, seed.
+            batch_dim, group, seed.
 
     >>> order = GraB(None, 4, seed=1)
     >>> first = list(order.sampler)
@@ -60,6 +60,7 @@ class GraB(LearnedOrder):
             raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is Algorithm 4.")
         if freeze_after is not None and (not isinstance(freeze_after, int) or freeze_after < 1):
             raise InputError(f"freeze_after={freeze_after!r}", expected="epochs >= 1 or None", remedy="Try 1.")
+        check_balancer(balancer)
         super().__init__(model, n, **options)
         self._paired = centering == "pair"
         if self._paired and isinstance(self._source, ExactSource):
@@ -109,7 +110,7 @@ class GraB(LearnedOrder):
             return self._expand(self._arrangement)
         arrangement = np.arange(self._units)
         for places in self._log[:epoch]:
-            arrangement = herding.reorder(_unpack(places, self._units), arrangement)
+            arrangement = self._settled(herding.reorder(_unpack(places, self._units), arrangement))
         return self._expand(arrangement)
 
     # --- one batch --------------------------------------------------------------------------------
@@ -302,7 +303,8 @@ class GraB(LearnedOrder):
     def _advance(self) -> None:
         if not self.frozen:
             places = np.where(np.abs(self._places) == 1, self._places, 0)
-            self._arrangement = herding.reorder(places, self._arrangement)  # Alg. 3; Alg. 4's sigma_{k+1}
+            # Alg. 3; this is Alg. 4's sigma_{k+1}.
+            self._arrangement = self._settled(herding.reorder(places, self._arrangement))
             self._log.append(_pack(places))
             table = self._vectors.get("table")
             if table is not None:

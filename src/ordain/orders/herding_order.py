@@ -139,7 +139,7 @@ class Herding(LearnedOrder):
     def _advance(self) -> None:
         following = self._arrangement if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
         self._past.append(self._arrangement)
-        self._arrangement = following
+        self._arrangement = self._settled(following)
         super()._advance()
         self._clear()
 

@@ -68,12 +68,14 @@ class LearnedOrder(Order):
                 remedy="Leave it out for 'exact', or pass model=None and call observe().",
             )
         self._arrangement = np.arange(self._units)
+        self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
         self._out_of_turn = False  # has observe() been given indices in this epoch?
         self._set_aside = 0
         self._warned: set[str] = set()
         self._dim: int | None = None
         self._source: Source | None = None
+        self._detached = False
         if model is not None:
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
@@ -89,7 +91,7 @@ class LearnedOrder(Order):
     def step(self) -> None:
         if self._source is None:
             raise StepError(
-                "step() on an order without a model",
+                "step() after detach()" if self._detached else "step() on an order without a model",
                 expected="a model to take gradients from",
                 remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
             )
@@ -99,7 +101,7 @@ class LearnedOrder(Order):
             raise StepError(
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
-                remedy="Call order.step() after loss.backward(), once; the model must be in train() mode.",
+                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode.",
             )
         if examples is not None:
             self._observe_unit(batches[0], examples)
@@ -120,6 +122,11 @@ class LearnedOrder(Order):
         self._take_units(batch, slots)
         self._taken += examples
         self._touched = True
+
+    def skip(self, count: int) -> None:
+        slots = self._next_slots(count)
+        super().skip(count)
+        self._places[slots] = ASIDE
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         batch = as_gradients(grads)
@@ -142,6 +149,7 @@ class LearnedOrder(Order):
         if self._source is not None:
             self._source.detach()
             self._source = None
+            self._detached = True
 
     # --- for subclasses ---------------------------------------------------------------------------
 
@@ -195,6 +203,13 @@ class LearnedOrder(Order):
         self._check_drawn(count)
         positions = np.arange(self._taken, self._taken + count)
         return positions if self.group == 1 else self._slot_of_position()[positions]
+
+    def _settled(self, arrangement: Indices) -> Indices:
+        """A micro-batch is a unit, and a loader makes its short batch last: so the short unit stays last."""
+        if not self._whole_units or self.n % self.group == 0:
+            return arrangement
+        last = self._units - 1
+        return np.append(arrangement[arrangement != last], last)
 
     def _sizes(self) -> Indices:
         """``[units]``: how many examples the unit in each slot has; the last unit may be smaller."""

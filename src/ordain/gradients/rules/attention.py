@@ -35,7 +35,13 @@ class _Projection:
 
     def reach(self, grad: Tensor) -> None:
         """What a backward brings to the output."""
-        self.b = grad.detach() if self.b is None else self.b + grad.detach()
+        grad = _single(grad.detach())
+        self.b = grad if self.b is None else self.b + grad
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """No less than float32, which autocast may have made it."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 class _Watched(TorchFunctionMode):
@@ -60,7 +66,7 @@ class _Watched(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
         out = functional.linear(input, weight, bias)
         if out.requires_grad and self.seen is not None:
-            projection = _Projection(input.detach(), weight.detach(), None if bias is None else bias.detach())
+            projection = _Projection(_single(input.detach()), weight.detach(), None if bias is None else bias.detach())
             out.register_hook(projection.reach)  # type: ignore[no-untyped-call]
             self.seen.append(projection)
         return out

@@ -59,14 +59,14 @@ class Use:
     def examples_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
         """Move the dimension that counts examples to the front; one example may get one more dimension there."""
         axis = self.axes.get(name)
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor = tensor.float()  # autocast mixes dtypes; products are taken in one, and in no less than float32
         if self.size == 1 and axis != 0:
             return tensor.unsqueeze(0)  # a length of 1 elsewhere may be anything, and must stay where it is
         if axis is None:
             raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without one row an example")
         if tensor.shape[axis] != self.size:
             raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} that counted examples in dimension {axis}")
-        if tensor.dtype in (torch.float16, torch.bfloat16):
-            tensor = tensor.float()  # autocast mixes dtypes; products are taken in one, and in no less than float32
         return tensor if axis == 0 else tensor.movedim(axis, 0)
 
     def refusal(self, came: str) -> UnsupportedModuleError:
