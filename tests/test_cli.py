@@ -155,12 +155,12 @@ def test_unknown_balancer(vectors: Path, out: Path) -> None:
 
 def test_output_that_cannot_be_written(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(herding, "herd", lambda *_, **__: pytest.fail("worked before it looked"))
-    refused(call("herd", vectors, "--out", tmp_path / "no" / "order.npy"), "No such file")
+    refused(call("herd", vectors, "--out", tmp_path / "no" / "order.npy"), "No such folder")
     refused(call("herd", vectors, "--out", tmp_path), "Is a directory")
-    refused(call("herd", vectors, "--out", vectors / "order.npy"), "Not a directory")
+    refused(call("herd", vectors, "--out", vectors / "order.npy"), "No such folder")
 
 
-@pytest.mark.parametrize("words", [("--out", "vectors.npy"), ("--out", "a", "--plot", "a")])
+@pytest.mark.parametrize("words", [("--out", "vectors.npy"), ("--out", "a.png", "--plot", "a.png")])
 def test_input_is_never_overwritten(vectors: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(vectors.parent)
     before = vectors.read_bytes()
@@ -202,3 +202,11 @@ def test_module_runs() -> None:
     words = [sys.executable, "-m", "ordain", "--version"]
     found = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
     assert found.stdout == f"ordain {ordain.__version__}\n"
+
+
+def test_names_that_cannot_be_written(vectors: Path, out: Path, tmp_path: Path) -> None:
+    nowhere = call("herd", vectors, "--out", tmp_path / "no" / "order.npy")
+    refused(nowhere, "No such folder")
+    assert ".tmp" not in nowhere.output
+    refused(call("herd", vectors, "--out", out, "--plot", tmp_path / "prefix.xyz"), "ends in .png")
+    assert not out.exists()

@@ -55,6 +55,7 @@ def test_forms_of_gradients() -> None:
     [
         (torch.ones(3), r"gradients of shape \(3,\); expected \[B, d\]"),
         ([], "no gradients"),
+        (torch.ones(3, 0), "gradients of length 0"),
         ([torch.ones(2, 3), torch.ones(3, 3)], r"different numbers of examples: \{'\[0\]': 2, '\[1\]': 3\}"),
         ({"w": torch.ones(2, 3, dtype=torch.int64)}, "w of shape .* dtype torch.int64; expected floating-point"),
         (np.array([["a"]]), "dtype|type"),

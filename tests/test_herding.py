@@ -238,6 +238,8 @@ def test_herd_is_a_deterministic_permutation(z: np.ndarray, centering: Any, name
         (lambda: herd(np.array([[1j]])), "complex128"),
         (lambda: herd(np.array([[1.0], [np.nan], [2.0]])), "NaN or infinity in row 1"),
         (lambda: balance(np.array([[np.inf], [-np.inf]])), "NaN or infinity in row 0"),
+        (lambda: herd(np.array([[1e200], [-1e200]])), r"as large as 1e\+200.*Divide all vectors"),
+        (lambda: herd(np.eye(3), balancer="walk"), "balancer='walk'"),  # type: ignore[arg-type]
         (lambda: herd(np.eye(3), rounds=-1), "rounds=-1; expected an integer >= 0"),
         (lambda: herd(np.eye(3), centering="median"), "centering='median'; expected 'mean' or 'pair'"),  # type: ignore[arg-type]
         (lambda: herd(np.eye(3), order=[0, 1, 1]), r"a permutation of range\(3\)"),

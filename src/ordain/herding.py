@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 _BLOCK_NUMBERS = 2**21  # 16 MB of float64: what is held besides the input
 _GREEDY_GRAM_BYTES = 2**28
 _WALK_ATTEMPTS = 100
+_LARGEST = 1e140
 
 
 def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
@@ -290,14 +291,21 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
     if rows.dtype not in (np.float32, np.float64):
         rows = rows.astype(np.float64)
     rows = np.ascontiguousarray(rows)
-    total = np.zeros(rows.shape[1])
+    total, largest = np.zeros(rows.shape[1]), 0.0
     for start, stop in _blocks(rows):
         with np.errstate(invalid="ignore", over="ignore"):
             total += rows[start:stop].sum(axis=0, dtype=np.float64)
+        largest = max(largest, float(np.abs(rows[start:stop]).max()))
         if not np.isfinite(total).all():
             bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1)) + start
             what = f"NaN or infinity in row {bad[0]}" if len(bad) else f"sums beyond float64 near row {start}"
             raise InputError(what, expected="finite vectors", remedy="Drop or repair such rows before herding.")
+    if largest > _LARGEST:
+        raise InputError(
+            f"numbers as large as {largest:.3g}",
+            expected=f"at most {_LARGEST:g}, so that their squares can be added up",
+            remedy="Divide all vectors by the largest: orders do not depend on the scale.",
+        )
     return rows, total / len(rows)
 
 

@@ -95,6 +95,8 @@ def as_gradients(grads: Any) -> Gradients:
             expected="the same batch size B as the first dimension of every tensor",
             remedy="Pass per-example gradients, one row an example, not summed ones.",
         )
+    if not any(block.shape[1] for block in blocks):
+        raise GradientError("gradients of length 0", expected="[B, d] with d >= 1", remedy="Pass the gradients.")
     common = blocks[0].dtype
     for block in blocks[1:]:
         common = torch.promote_types(common, block.dtype)

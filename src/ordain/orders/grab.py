@@ -58,7 +58,9 @@ class GraB(LearnedOrder):
     ) -> None:
         if centering not in ("mean", "pair"):
             raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is Algorithm 4.")
-        if freeze_after is not None and (not isinstance(freeze_after, int) or freeze_after < 1):
+        if freeze_after is not None and (
+            isinstance(freeze_after, bool) or not isinstance(freeze_after, int) or freeze_after < 1
+        ):
             raise InputError(f"freeze_after={freeze_after!r}", expected="epochs >= 1 or None", remedy="Try 1.")
         check_balancer(balancer)
         super().__init__(model, n, **options)

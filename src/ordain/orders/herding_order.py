@@ -44,6 +44,12 @@ class Herding(LearnedOrder):
         fresh: bool = False,
         **options: Any,
     ) -> None:
+        if routine is not None and not callable(routine):
+            raise InputError(
+                f"routine={routine!r}",
+                expected="a function from [n, d] to a permutation of its rows",
+                remedy="Pass ordain.herding.herd or ordain.herding.greedy, for example.",
+            )
         super().__init__(model, n, **options)
         self._routine: Routine = routine or herding.herd
         self._memory_limit = memory_limit

@@ -67,6 +67,12 @@ class LearnedOrder(Order):
                 expected=" or ".join(repr(name) for name in _SOURCES),
                 remedy="Leave it out for 'exact', or pass model=None and call observe().",
             )
+        if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
+            raise InputError(
+                f"batch_dim={batch_dim!r}",
+                expected="the dimension of the model's inputs that counts the examples",
+                remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
+            )
         self._arrangement = np.arange(self._units)
         self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch

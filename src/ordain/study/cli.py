@@ -123,6 +123,8 @@ def _compared(what: str, before: float, after: float) -> str:
 
 
 def _check_distinct(vectors: Path, out: Path, plot: Path | None) -> None:
+    if plot and plot.suffix.lower() != ".png":
+        raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="PNG is what is drawn.")
     paths = [path.resolve() for path in (vectors, out, plot) if path]
     if len(set(paths)) < len(paths):
         raise InputError(
@@ -155,8 +157,7 @@ def demo(
     console.print(table)
     console.print(
         "All orders at one rate, an illustration: no claim about the best of each. p: paired t test of the final train "
-        f"loss against RR's; the verdict asks for p < 0.01, which {settings.seeds} seeds rarely give. "
-        f"The page: {out / 'index.html'}",
+        f"loss against RR's; the verdict asks for p < 0.01. The page: {out / 'index.html'}",
         highlight=False,
         soft_wrap=True,
     )

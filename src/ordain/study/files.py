@@ -48,6 +48,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(2, "No such folder", str(path.parent))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with beside.open("xb") as file:
