@@ -150,8 +150,8 @@ class SelfBalancingWalk(Balancer):
     numbers; an online order takes Algorithm 5's sign for that vector and counts it.
 
     Args:
-        c: the bound; by default Theorem 4's 30 log(nd/delta). That is a worst-case constant: much
-            smaller ones (1 to 10) balance better on real gradients, at the price of failures.
+        c: the bound; by default Theorem 4's 30 log(nd/delta). That is a worst-case constant, several
+            hundred in practice, at which signs are nearly a coin toss; a smaller one holds s more firmly and fails more.
         delta: the probability of failure that Theorem 4 allows, for the default ``c``.
     """
 

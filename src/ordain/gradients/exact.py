@@ -25,7 +25,7 @@ from ordain.errors import StateError, StepError
 from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
 from ordain.gradients.factored import Factored
-from ordain.gradients.forms import Biased, Form, total
+from ordain.gradients.forms import Form, join_biases, total
 from ordain.gradients.layout import Layout, examples_in
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, Watch, rule_for, watch_for
@@ -326,19 +326,6 @@ class ExactSource:
                 return None
             found.append((self._offsets[p][0], grad))
         return found
-
-
-def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
-    """Join each weight's form with that of the bias right behind it, where that saves work."""
-    joined: list[tuple[int, Form]] = []
-    for offset, form in sorted(placed, key=lambda one: one[0]):
-        if joined and joined[-1][0] + joined[-1][1].numel == offset:
-            both = Biased.join(joined[-1][1], form)
-            if both is not None:
-                joined[-1] = (joined[-1][0], both)
-                continue
-        joined.append((offset, form))
-    return joined
 
 
 def _parameter(module: nn.Module, name: str) -> Tensor | None:

@@ -311,3 +311,16 @@ class Stacked(Total):
 def total(forms: Sequence[Form]) -> Form:
     """One form for all uses of a parameter."""
     return forms[0] if len(forms) == 1 else Total(forms)
+
+
+def join_biases(placed: list[tuple[int, Form]]) -> list[tuple[int, Form]]:
+    """Join each weight's form with that of the bias right behind it, where that saves work."""
+    joined: list[tuple[int, Form]] = []
+    for offset, form in sorted(placed, key=lambda one: one[0]):
+        if joined and joined[-1][0] + joined[-1][1].numel == offset:
+            both = Biased.join(joined[-1][1], form)
+            if both is not None:
+                joined[-1] = (joined[-1][0], both)
+                continue
+        joined.append((offset, form))
+    return joined

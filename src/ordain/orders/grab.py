@@ -17,6 +17,7 @@ from ordain.gradients.carried import Carried
 from ordain.orders.base import Indices
 from ordain.orders.herding_order import check_epoch
 from ordain.orders.learned import ASIDE, WAITING, LearnedOrder
+from ordain.orders.places import pack, unpack
 from ordain.orders.units import Units, differences
 
 Matrix = NDArray[np.float64]
@@ -112,7 +113,7 @@ class GraB(LearnedOrder):
             return self._expand(self._arrangement)
         arrangement = np.arange(self._units)
         for places in self._log[:epoch]:
-            arrangement = self._settled(herding.reorder(_unpack(places, self._units), arrangement))
+            arrangement = self._settled(herding.reorder(unpack(places, self._units), arrangement))
         return self._expand(arrangement)
 
     # --- one batch --------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class GraB(LearnedOrder):
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             # Alg. 3; this is Alg. 4's sigma_{k+1}.
             self._arrangement = self._settled(herding.reorder(places, self._arrangement))
-            self._log.append(_pack(places))
+            self._log.append(pack(places))
             table = self._vectors.get("table")
             if table is not None:
                 if self._summed:
@@ -366,13 +367,3 @@ _COUNTERS = (
     "_slot_part",
     "_part_count",
 )
-
-
-def _pack(places: Signs) -> NDArray[np.uint8]:
-    """Signs in {-1, 0, +1} at two bits each: a thousand epochs of a million examples in 250 MB."""
-    return np.concatenate([np.packbits(places > 0), np.packbits(places < 0)])
-
-
-def _unpack(packed: NDArray[np.uint8], count: int) -> Signs:
-    front, back = (np.unpackbits(half, count=count).astype(np.int8) for half in np.split(packed, 2))
-    return front - back
