@@ -151,7 +151,8 @@ class SelfBalancingWalk(Balancer):
 
     Args:
         c: the bound; by default Theorem 4's 30 log(nd/delta). That is a worst-case constant, several
-            hundred in practice, at which signs are nearly a coin toss; a smaller one holds s more firmly and fails more.
+            hundred in practice, at which signs are nearly a coin toss; a smaller one holds s more firmly and
+            fails more.
         delta: the probability of failure that Theorem 4 allows, for the default ``c``.
     """
 
