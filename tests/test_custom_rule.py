@@ -53,3 +53,12 @@ def test_a_rule_of_ones_own(calls: list[int], shape: tuple[int, ...]) -> None:
 def test_a_changed_forward_goes_through_the_fallback(calls: list[int]) -> None:
     check(Setting("louder", Louder, lambda b: (torch.randn(b, 4),)), 5, "mean")
     assert calls == []
+
+
+def test_a_library_s_layer_by_its_name() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(3, 4)
+    assert registry.rule_for(layer) is not None
+    for shape in ((4,), (6, 4), (2, 3, 4)):
+        check(Setting("conv1d", lambda: Conv1D(3, 4), lambda b, shape=shape: (torch.randn(b, *shape),)), 5, "mean")

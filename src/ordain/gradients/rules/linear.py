@@ -17,6 +17,14 @@ def linear(module: nn.Linear, uses: list[Use]) -> dict[str, Form]:
     return affine(a, b, bias=module.bias is not None)
 
 
+@register_rule("transformers.pytorch_utils.Conv1D")
+def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[str, Form]:
+    """GPT-2's linear layer, whose weight is ``[in, out]``: inputs and output gradients change places."""
+    a = along_steps([use.input() for use in uses])
+    b = along_steps([use.grad() for use in uses])
+    return {"weight": Outer(b, a), "bias": Made(b.sum(dim=1, keepdim=True))}
+
+
 def along_steps(tensors: list[Tensor]) -> Tensor:
     """``[B, *, features]`` each, to one ``[B, T, features]``."""
     flat = [t if t.ndim == 3 else t.reshape(t.shape[0], -1, t.shape[-1]) for t in tensors]

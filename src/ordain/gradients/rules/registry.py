@@ -81,11 +81,13 @@ class Use:
 
 Rule = Callable[[Any, list[Use]], dict[str, Form]]
 Watch = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
-RULES: dict[type[nn.Module], tuple[Rule, Watch | None]] = {}
+RULES: dict[type[nn.Module] | str, tuple[Rule, Watch | None]] = {}
 
 
-def register_rule(*kinds: type[nn.Module], watch: Watch | None = None) -> Callable[[Rule], Rule]:
+def register_rule(*kinds: type[nn.Module] | str, watch: Watch | None = None) -> Callable[[Rule], Rule]:
     """Register how modules of these kinds (and of subclasses that keep their forward) give forms.
+
+    A kind may be a qualified name, ``"package.module.Class"``: a library need not be there to have a rule.
 
     A rule takes the module and its uses in one batch and returns a form for each of the module's own
     trainable parameters, by its name in the module. Per-example gradients are those of the loss as it
@@ -120,6 +122,7 @@ def watch_for(module: nn.Module) -> Watch | None:
 def _registered(module: nn.Module) -> tuple[Rule, Watch | None] | None:
     """A subclass with a forward of its own may do anything: nothing is registered for it."""
     for kind in type(module).__mro__:
-        if kind in RULES:
-            return RULES[kind] if type(module).forward is kind.forward else None
+        found = RULES.get(kind) or RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if found:
+            return found if type(module).forward is getattr(kind, "forward", None) else None
     return None
