@@ -123,6 +123,18 @@ def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
 
 
 @compile_loop
+def pair_products(gram: NDArray[Any], dots: NDArray[Any], new_gram: NDArray[Any], new_dots: NDArray[Any]) -> None:
+    """From products of g_1, g_2, ... to those of g_1 - g_2, g_3 - g_4, ..., reading and writing where j >= i only."""
+    for i in range(new_gram.shape[0]):
+        p, q = 2 * i, 2 * i + 1
+        new_gram[i, i] = gram[p, p] - 2.0 * gram[p, q] + gram[q, q]
+        for j in range(i + 1, new_gram.shape[0]):
+            new_gram[i, j] = gram[p, 2 * j] - gram[p, 2 * j + 1] - gram[q, 2 * j] + gram[q, 2 * j + 1]
+        for k in range(dots.shape[0]):
+            new_dots[k, i] = dots[k, p] - dots[k, q]
+
+
+@compile_loop
 def outer_gram(a: NDArray[Any], b: NDArray[Any], plus: float, out: NDArray[Any]) -> None:
     """out[i, j] += (<a_i, a_j> + plus) <b_i, b_j> for j >= i: the Gram matrix of the outer products b_i a_i'."""
     size = a.shape[0]

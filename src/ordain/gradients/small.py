@@ -39,12 +39,18 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
 
 def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
     """From products of g_1, g_2, ... to those of g_1 - g_2, g_3 - g_4, ...; right where j >= i, as gram is."""
+    from ordain import _products
+
     half = len(gram) // 2
-    blocks = gram.view(half, 2, half, 2)
-    across = blocks[:, 0, :, 0] - blocks[:, 0, :, 1] - blocks[:, 1, :, 0] + blocks[:, 1, :, 1]
-    # On the diagonal, one of the two that are subtracted is below gram's and need not be right.
-    across.diagonal().add_(blocks[:, 1, :, 0].diagonal() - blocks[:, 0, :, 1].diagonal())
-    return across, dots[:, 0::2] - dots[:, 1::2]
+    new_gram, new_dots = gram.new_zeros(half, half), dots.new_empty(len(dots), half)
+    if gram.is_cuda:
+        blocks = gram.view(half, 2, half, 2)
+        new_gram += blocks[:, 0, :, 0] - blocks[:, 0, :, 1] - blocks[:, 1, :, 0] + blocks[:, 1, :, 1]
+        # On the diagonal, one of the two that are subtracted is below gram's and need not be right.
+        new_gram.diagonal().add_(blocks[:, 1, :, 0].diagonal() - blocks[:, 0, :, 1].diagonal())
+        return new_gram, dots[:, 0::2] - dots[:, 1::2]
+    _products.pair_products(gram.numpy(), dots.numpy(), new_gram.numpy(), new_dots.numpy())
+    return new_gram, new_dots
 
 
 def mirrored(gram: Tensor) -> Tensor:
