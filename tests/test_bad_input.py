@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -258,6 +257,5 @@ def test_an_empty_batch_is_nothing() -> None:
 
 
 def test_messages_have_three_parts() -> None:
-    with warnings.catch_warnings():
-        error = OrdainError("a", expected="b", remedy="C.")
+    error = OrdainError("a", expected="b", remedy="C.")
     assert str(error) == "got a; expected b. C."

@@ -13,7 +13,7 @@ from helpers import Regression, loop_gradients, small_model
 from torch import Tensor, nn
 
 from ordain.errors import GradientError, InputError, UnsupportedModuleError
-from ordain.gradients import Dense, FuncSource, Gradients, as_gradients
+from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients
 from ordain.gradients.carried import Carried
 
 
@@ -191,3 +191,15 @@ def test_a_loss_inside_the_model_is_refused() -> None:
     model(torch.randn(3, 4)).backward()
     with pytest.raises(GradientError, match="take the loss outside"):
         source.collect()
+
+
+@pytest.mark.parametrize("kind", [FuncSource, MicrobatchSource])
+def test_a_copy_of_the_model_is_not_watched(kind: type[FuncSource] | type[MicrobatchSource]) -> None:
+    data, model = Regression(4), small_model()
+    source = kind(model)
+    twin = copy.deepcopy(model)
+    backward(twin, data.x, data.y)
+    assert source.collect() == []
+    backward(model, data.x, data.y)
+    backward(twin, data.x, data.y)
+    assert len(source.collect()) == 1

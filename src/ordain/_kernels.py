@@ -1,7 +1,7 @@
 """The compiled sequential loops. Signs depend on all signs before them, so this cannot be vectorised.
 
-Measured on the 10,000 x 128 toy, one thread: 2.5 ms a round here, 0.2 s with a NumPy step per vector
-(``make bench`` prints the current ratio). Imported only when a sign is first needed.
+``make bench`` prints how many times faster this is than a NumPy step per vector. Imported only when a sign is
+first needed, because numba takes a while to load.
 
 ``state`` is float64[3] and belongs to one pass: |s|^2, number of failures, and one number of the
 balancer's own (the walk's running bound on |z|; kernel halving's sigma^2).
@@ -17,10 +17,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ordain.balancing import DETERMINISTIC, WALK
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 
-DETERMINISTIC, WALK, HALVING = range(3)
 FAILED, UNSURE = 0, 2  # what decide() may answer besides +1 and -1
 
 # Sums may be reassociated (that is what makes them SIMD); NaN and infinity keep their meaning.

@@ -23,7 +23,7 @@ from ordain.errors import BalancingFailedError, InputError
 
 __all__ = ["Balancer", "Deterministic", "KernelHalving", "SelfBalancingWalk"]
 
-_DETERMINISTIC, _WALK, _HALVING = range(3)  # as in _kernels, which is imported on first use
+DETERMINISTIC, WALK, HALVING = range(3)  # the rules of _kernels.decide
 
 
 class Balancer(ABC):
@@ -134,7 +134,7 @@ class Deterministic(Balancer):
     [-1, 1, -1]
     """
 
-    kind: ClassVar[int] = _DETERMINISTIC
+    kind: ClassVar[int] = DETERMINISTIC
     random: ClassVar[bool] = False
 
     def parameter(self, *, n: int, d: int) -> float:
@@ -159,7 +159,7 @@ class SelfBalancingWalk(Balancer):
     c: float | None = None
     delta: float = 0.01
 
-    kind: ClassVar[int] = _WALK
+    kind: ClassVar[int] = WALK
 
     def __post_init__(self) -> None:
         if self.c is not None and not 0 < self.c < math.inf:
@@ -184,7 +184,7 @@ class KernelHalving(Balancer):
 
     delta: float = 0.5
 
-    kind: ClassVar[int] = _HALVING
+    kind: ClassVar[int] = HALVING
 
     def __post_init__(self) -> None:
         _check_delta(self.delta)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ordain import _rng
-from ordain.balancing import Balancer, Deterministic, check_balancer
+from ordain.balancing import WALK, Balancer, Deterministic, check_balancer
 from ordain.errors import BalancingFailedError, InputError
 
 __all__ = ["balance", "greedy", "herd", "herding_objective", "prefix_norms", "reorder"]
@@ -230,14 +230,14 @@ def _signs(
     stream: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.int8]:
-    """One pass over the vectors, streamed: on the CPU this beats a Gram matrix at every d we measured."""
+    """One pass over the vectors, streamed: on the CPU this beats Gram blocks (``python -m benchmarks herd``)."""
     from ordain import _kernels
 
     d = rows.shape[1]
     count = len(sigma) // 2 if paired else len(sigma)
     centre = np.zeros(d) if centre is None else centre
     state, s, row = balancer.start(), np.zeros(d), np.empty(d)
-    if balancer.kind == _kernels.WALK:
+    if balancer.kind == WALK:
         state[2] = _largest_norm(rows, sigma, centre, paired)  # all vectors are here: the bound is exact
     parameter = balancer.parameter(n=count, d=d)
     signs = np.zeros(count, dtype=np.int8)

@@ -75,8 +75,12 @@ class FuncSource:
         self._handle.remove()
         self._reached.clear()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FuncSource:
+        """A copy of the model takes the hook along: it goes on to watch this one only."""
+        return self
+
     def _watch(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if self._recomputing or not torch.is_grad_enabled() or not module.training:
+        if module is not self._model or self._recomputing or not torch.is_grad_enabled() or not module.training:
             return
         flat, spec = tree_flatten((args, kwargs))
         detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat]

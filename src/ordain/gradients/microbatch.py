@@ -38,7 +38,7 @@ class MicrobatchSource:
         batch_dim: int = 0,
     ) -> None:
         self._sum = check_reduction(loss_reduction) == "sum"
-        self._batch_dim = batch_dim
+        self._model, self._batch_dim = model, batch_dim
         chosen = choose(model, params)
         self.dim = sum(p.numel() for p in chosen.values())
         self._params = list(chosen.values())
@@ -47,8 +47,12 @@ class MicrobatchSource:
         self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
         self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MicrobatchSource:
+        """A copy of the model takes the hook along: it goes on to watch this one only."""
+        return self
+
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and model.training:
+        if model is self._model and torch.is_grad_enabled() and model.training:
             self._sizes.append(examples_in(args, kwargs, self._batch_dim))
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:

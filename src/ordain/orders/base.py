@@ -8,7 +8,7 @@ epoch's order is adopted at its first draw.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,6 @@ class Order(ABC):
         group: how many examples make a unit.
         seed: everything random follows from it.
     """
-
-    learns: ClassVar[bool] = False
 
     def __init__(self, n: Any, *, group: int = 1, seed: int = 0) -> None:
         self.n = check_n(n)

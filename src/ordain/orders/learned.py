@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,8 +39,6 @@ class LearnedOrder(Order):
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
         seed: everything random follows from it.
     """
-
-    learns: ClassVar[bool] = True
 
     def __init__(
         self,
