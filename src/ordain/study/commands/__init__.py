@@ -1,0 +1,1 @@
+"""One command of ``ordain`` a file; ``ordain.study.cli`` puts them together."""
