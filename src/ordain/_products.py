@@ -6,6 +6,7 @@ BLAS is as good. ``python -m benchmarks products`` prints the present ratios.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,43 @@ def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
             total += 2.0 * gram[i, j]
             size += 2.0 * abs(gram[i, j])
     return total, size
+
+
+@compile_loop
+def add_finite(
+    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any], both: bool
+) -> tuple[float, int]:
+    """Into += one grad and, if ``both``, also += other grad, in one pass over memory.
+
+    Returns |grad|^2 and how far it came: it stops, with an infinite square, before what is not finite.
+    """
+    square = 0.0
+    first, second = grad.dtype.type(one), grad.dtype.type(other)
+    for lo in range(0, len(grad), 1024):
+        g, x, y = grad[lo : lo + 1024], into[lo : lo + 1024], also[lo : lo + 1024]
+        part = grad.dtype.type(0)
+        for t in range(len(g)):
+            part += g[t] * g[t]
+        if not math.isfinite(part):
+            return math.inf, lo
+        square += part
+        for t in range(len(g)):
+            x[t] += first * g[t]
+        if both:
+            for t in range(len(g)):
+                y[t] += second * g[t]
+    return square, len(grad)
+
+
+@compile_loop
+def row_dots(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """out[i] = <a_i, b_i>."""
+    for i in range(a.shape[0]):
+        x, y = a[i], b[i]
+        total = a.dtype.type(0)
+        for t in range(a.shape[1]):
+            total += x[t] * y[t]
+        out[i] = total
 
 
 @compile_loop

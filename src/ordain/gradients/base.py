@@ -42,9 +42,6 @@ class Gradients(Protocol):
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         """``[k, B]`` to ``[k, d]``: sum_i w_ki g_i, added to ``out`` in place if that is given."""
 
-    def add_sum(self, out: Tensor) -> None:
-        """``[d]``: out += sum_i g_i."""
-
     def select(self, rows: Tensor) -> Gradients:
         """The gradients of these examples only."""
 

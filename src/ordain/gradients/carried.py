@@ -51,10 +51,6 @@ class Carried:
         before, own = torch.split(weights, [len(self._heads), self._batch.size], dim=1)
         return self._batch.weighted_sum(own, out=out).addmm_(before, self._heads)
 
-    def add_sum(self, out: Tensor) -> None:
-        self._batch.add_sum(out)
-        out.add_(self._heads.sum(dim=0))
-
     def select(self, rows: Tensor) -> Carried:
         h = len(self._heads)
         return Carried(self._heads[rows[rows < h]], self._batch.select(rows[rows >= h] - h))

@@ -63,9 +63,6 @@ class Dense:
             part.addmm_(weights, block)
         return out
 
-    def add_sum(self, out: Tensor) -> None:
-        out.add_(torch.cat([block.sum(dim=0) for block in self._blocks]))
-
     def select(self, rows: Tensor) -> Dense:
         return Dense([block[rows] for block in self._blocks])
 

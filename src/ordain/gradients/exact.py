@@ -264,7 +264,7 @@ class ExactSource:
             handle.remove()
         self._arrival_handles = []
         passes = [ready[number] for number in sorted(ready)]
-        grads = self._whole_grads() if len(passes) == 1 else None
+        grads = self._whole_grads() if len(passes) == 1 and self._left else None
         self._left = {}
         self._rerunning = True  # a rule may run its module again
         try:

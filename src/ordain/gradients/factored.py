@@ -13,8 +13,6 @@ from torch import Tensor
 from ordain.gradients.forms import Form, Outer
 from ordain.gradients.small import differences, mirrored
 
-Plain = tuple[int, int, NDArray[Any], NDArray[Any], bool]  # from, to, a [B, in], b [B, few], with a bias?
-
 
 class Factored:
     """Gradients of all parameters, each with its place in a flat vector of length d.
@@ -45,7 +43,6 @@ class Factored:
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
-        self._plain = _plain(self._forms, self.dtype)
 
     def gram(self) -> Tensor:
         return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
@@ -57,9 +54,6 @@ class Factored:
         return dots.mul_(self.scale)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self._plain is not None and not vectors.is_cuda:
-            self._dense_gram, dots = self._plain_products(self._plain, vectors)
-            return self._dense_gram, dots
         gram, dots = self._room(self.size, len(vectors))
         before = None
         for offset, form in self._forms:  # the sparse ones come last
@@ -71,20 +65,21 @@ class Factored:
         return gram, dots
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self._plain is not None and not vectors.is_cuda:
-            return differences(*self._plain_products(self._plain, vectors))
         half = self.size // 2
         gram, dots = self._room(half, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None
+        checkable = True
         for offset, form in self._forms:
             pairs = form.paired()
             view = self._view(vectors, offset, form)
+            checkable &= pairs is None and not form.sparse
             if pairs is not None:
                 pairs.add_products(view, gram, dots)
             else:
                 whole = whole or self._room(self.size, len(vectors))
                 form.add_products(view, *whole)
         if whole is not None:
+            self._dense_gram = whole[0] * self.scale**2 if checkable else None
             more_gram, more_dots = differences(*whole)
             gram += more_gram
             dots += more_dots
@@ -93,54 +88,72 @@ class Factored:
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.zeros(len(weights), self.dim, dtype=self.dtype, device=self.device)
-        if self._plain is not None and not out.is_cuda:
-            from ordain import _products
-
-            for row, target in zip(weights.numpy() * self.scale, out.numpy(), strict=True):
-                for lo, hi, a, b, biased in self._plain:
-                    _products.outer_add(a, b, row, biased, target[lo:hi])
-            return out
         if self.scale != 1.0:
             weights = weights * self.scale
         for offset, form in self._forms:
             form.add_weighted(weights, self._view(out, offset, form))
         return out
 
-    def add_sum(self, out: Tensor) -> None:
-        whole = self._grads if self._grads is not None and self._untouched(self._grads) else None
-        again = [one for one in self._forms if one[1].sparse or whole is None]
-        if again:
-            ones = torch.full((1, self.size), self.scale, dtype=self.dtype, device=self.device)
-            table = out.unsqueeze(0)
-            for offset, form in again:
-                form.add_weighted(ones, self._view(table, offset, form))
-        for offset, grad in whole or ():
-            out[offset : offset + grad.numel()].add_(grad.view(-1), alpha=self.scale)
+    def add_signed(self, signs: NDArray[Any], signed: Tensor, total: Tensor | None) -> None:
+        """Signed += sum_i e_i g_i and, if asked, total += sum_i g_i, for ``[B]`` signs of +1 and -1.
 
-    def _untouched(self, grads: Sequence[tuple[int, Tensor]]) -> bool:
-        """Is the sum's square what the Gram matrix says? A change through ``.data`` leaves no other trace."""
+        The backward has left sum_i g_i: then only the rarer sign's examples need be added up, twice over.
+        """
+        most = 1.0 if signs.sum() >= 0 else -1.0
+        whole = self._grads is not None and self._add_grads(self._grads, most, signed, total)
+        weights = np.stack([signs] if total is None else [signs, np.ones_like(signs)])
+        into = [signed] if total is None else [signed, total]
+        rest = torch.from_numpy(weights).to(self.device, self.dtype) * self.scale
+        few = torch.from_numpy(np.flatnonzero(signs != most)).to(self.device)
+        twice = torch.full((1, len(few)), -2.0 * most * self.scale, dtype=self.dtype, device=self.device)
+        for offset, form in self._forms:
+            if whole and not form.sparse:
+                if len(few):
+                    form.select(few).add_weighted(twice, self._view(signed.unsqueeze(0), offset, form))
+                continue
+            for row, out in zip(rest, into, strict=True):
+                form.add_weighted(row.unsqueeze(0), self._view(out.unsqueeze(0), offset, form))
+
+    @property
+    def checkable(self) -> bool:
+        """Is there a Gram matrix to check the backward's sum with? Only then can that be used."""
+        return self._dense_gram is not None
+
+    def _add_grads(
+        self, grads: Sequence[tuple[int, Tensor]], most: float, signed: Tensor, total: Tensor | None
+    ) -> bool:
+        """Signed += most * sum and total += sum, from what the backward left, if that is still what it was.
+
+        A change through ``.data`` leaves no trace but this: the sum's square is no longer what the Gram matrix says.
+        It is computed while adding, which reads memory once, and what was added is taken back if it is wrong.
+        """
         if self._dense_gram is None:
             return False
         from ordain import _products
 
         wanted, size = _products.gram_total(self._dense_gram.cpu().numpy())
-        found = sum(float(torch.dot(flat, flat)) for flat in (grad.view(-1) for _, grad in grads))
-        return abs(found * self.scale**2 - wanted) <= 2e-5 * size
-
-    def _plain_products(self, plain: list[Plain], vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Products of a small linear model: as few steps of Python as there can be."""
-        from ordain import _products
-
-        table = vectors.numpy()
-        gram = np.zeros((self.size, self.size), table.dtype)
-        dots = np.zeros((len(table), self.size), table.dtype)
-        for lo, hi, a, b, biased in plain:
-            _products.outer_gram(a, b, 1.0 if biased else 0.0, gram)
-            for vector, row in zip(table, dots, strict=True):
-                _products.outer_dot(a, b, vector[lo:hi], biased, row)
-        gram *= self.scale**2
-        dots *= self.scale
-        return torch.from_numpy(gram), torch.from_numpy(dots)
+        near = 2e-5 * size / self.scale**2
+        parts = [(grad.view(-1), slice(offset, offset + grad.numel())) for offset, grad in grads]
+        if signed.device.type != "cpu":
+            whole = abs(sum(float(torch.dot(flat, flat)) for flat, _ in parts) - wanted / self.scale**2) <= near
+            for flat, part in parts if whole else ():
+                signed[part].add_(flat, alpha=most * self.scale)
+                if total is not None:
+                    total[part].add_(flat, alpha=self.scale)
+            return whole
+        both = total is not None
+        one, other = signed.numpy(), (signed if total is None else total).numpy()
+        found, added = 0.0, []
+        for flat, part in parts:
+            grad = flat.numpy()
+            square, upto = _products.add_finite(grad, most * self.scale, one[part], self.scale, other[part], both)
+            added.append((grad[:upto], part))
+            found += square
+        if abs(found - wanted / self.scale**2) <= near:  # not so where something was not finite
+            return True
+        for grad, part in added:
+            _products.add_finite(grad, -most * self.scale, one[part], -self.scale, other[part], both)
+        return False
 
     def _room(self, size: int, count: int) -> tuple[Tensor, Tensor]:
         return (
@@ -160,15 +173,10 @@ class Factored:
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return Factored(forms, dim=self.dim, size=len(rows), scale=self.scale, like=like)
 
-
-def _plain(forms: Sequence[tuple[int, Form]], dtype: torch.dtype) -> list[Plain] | None:
-    """The factors of a model of small linear layers only, for which calls cost more than arithmetic; else None."""
-    found: list[Plain] = []
-    for offset, form in forms:
-        if not isinstance(form, Outer):
+    def layer(self) -> tuple[NDArray[Any], NDArray[Any], bool] | None:
+        """``[B, in]`` inputs, ``[B, out]`` output gradients and "with a bias?" if one small linear layer is all."""
+        if len(self._forms) != 1 or not isinstance(self._forms[0][1], Outer):
             return None
-        arrays = form.small_factors(dtype)
-        if arrays is None:
-            return None
-        found.append((offset, offset + form.numel, *arrays, form.biased))
-    return found or None
+        form = self._forms[0][1]
+        factors = form.small_factors(self.dtype)
+        return None if factors is None or form.numel != self.dim else (*factors, form.biased)

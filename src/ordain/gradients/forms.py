@@ -8,7 +8,7 @@ a chunk of rows at a time. Forms that know better ways override.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.gradients.small import FEW_ROWS, add_products, compiled
+from ordain.gradients.small import FEW_ROWS, add_products, compiled, row_dots
 
 CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
 
@@ -120,14 +120,19 @@ class Outer(Form):
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
 
     def dot(self, vectors: Tensor) -> Tensor:
+        return self._dot(vectors, [None] * len(vectors))
+
+    def _dot(self, vectors: Tensor, biases: Iterable[Tensor | None]) -> Tensor:
         a, b = self._flat()
         dots = a.new_empty(len(vectors), len(a))
-        for vector, row in zip(vectors, dots, strict=True):
+        for vector, bias, row in zip(vectors, biases, dots, strict=True):
             # Multiplying the wider factor first leaves the smaller matrix to go over again.
             if self.rows <= self.cols:
-                torch.linalg.vecdot(torch.nn.functional.linear(a, vector), b, out=row)
+                row_dots(torch.nn.functional.linear(a, vector, bias), b, out=row)
             else:
-                torch.linalg.vecdot(b @ vector, a, out=row)
+                row_dots(b @ vector, a, out=row)
+                if bias is not None:
+                    row.addmv_(b, bias)
         return dots if self._steps == 1 else dots.view(len(vectors), self.size, self._steps).sum(dim=2)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -197,8 +202,12 @@ class Outer(Form):
         return tuple(part.numpy() for part in self._flat())  # type: ignore[return-value]
 
     def small_factors(self, dtype: torch.dtype) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """A ``[B, in]`` and b ``[B, out]`` if the compiled loops can do everything with them."""
-        return self._arrays if self.rows <= FEW_ROWS and self._a.dtype is dtype else None
+        """A ``[B, in]`` and b ``[B, out]`` if they are few and single steps, on the CPU and of this dtype."""
+        small = self._steps == 1 and self.rows <= FEW_ROWS and self._a.dtype is self._b.dtype is dtype
+        if not small or self._a.device.type != "cpu":
+            return None
+        a, b = self._flat()
+        return a.numpy(), b.numpy()
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
@@ -225,7 +234,7 @@ class Biased(Outer):
 
     def dot(self, vectors: Tensor) -> Tensor:
         weight, bias = self._split(vectors)
-        return super().dot(weight).addmm_(bias, self._flat()[1].T)
+        return self._dot(weight, bias)
 
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)

@@ -37,6 +37,16 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
         dots[2:].addmm_(vectors[2:], made.T)
 
 
+def row_dots(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """out[i] = <a_i, b_i>, for ``[N, m]`` each."""
+    if a.device.type != "cpu" or a.dtype not in _DTYPES or b.dtype is not a.dtype:
+        torch.linalg.vecdot(a, b, out=out)
+        return
+    from ordain import _products
+
+    _products.row_dots(a.numpy(), b.numpy(), out.numpy())
+
+
 def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
     """From products of g_1, g_2, ... to those of g_1 - g_2, g_3 - g_4, ...; right where j >= i, as gram is."""
     from ordain import _products

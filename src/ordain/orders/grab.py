@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ordain import _rng, herding
-from ordain.balancing import Balancer, Deterministic, check_balancer
+from ordain.balancing import WALK, Balancer, Deterministic, check_balancer
 from ordain.errors import InputError
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
+from ordain.gradients.factored import Factored
 from ordain.orders.base import Indices
 from ordain.orders.herding_order import check_epoch
 from ordain.orders.learned import ASIDE, WAITING, LearnedOrder
@@ -66,8 +67,6 @@ class GraB(LearnedOrder):
         check_balancer(balancer)
         super().__init__(model, n, **options)
         self._paired = centering == "pair"
-        if self._paired and isinstance(self._source, ExactSource):
-            self._source.forget_sums()
         self._balancer = balancer or Deterministic()
         self._freeze_after = freeze_after
         self._log: list[NDArray[np.uint8]] = []  # each past epoch's places, two bits a unit
@@ -193,19 +192,68 @@ class GraB(LearnedOrder):
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
 
     def _learn_plain(self, batch: Gradients, slots: Indices, known: Tensor) -> bool:
-        """The common case, in one compiled call: nothing carried or left over, every row a unit, all finite."""
+        """The common case, compiled: nothing carried or left over, every row a unit, all finite."""
         if self._paired and len(slots) % 2:
             return False
-        gram, dots = batch.paired_products(known) if self._paired else batch.products(known)
-        count = len(gram)
+        count = len(slots) // 2 if self._paired else len(slots)
         u = _NO_UNIFORMS
         if self._balancer.random:
             u = _rng.uniforms(count, seed=self.seed, stream=self._epoch, start=self._signed)
         elif len(u) < count:
             u = np.zeros(count)
         state = self._state.copy()
+        signs = self._sign_layer(batch, u, state)
+        if signs is None:
+            signs = self._sign_batch(batch, known, u, state)
+        if signs is None:
+            return False
+        if not self._paired:
+            self._summed += count
+        self._vectors = {"table": self._vectors["table"]}
+        self._state = state
+        self._signed += count
+        self._places[slots] = signs
+        return True
+
+    def _sign_layer(self, batch: Gradients, u: Matrix, state: Matrix) -> NDArray[Any] | None:
+        """``[B]`` signs, with the table brought up to date, where one small linear layer is the whole model."""
+        if not isinstance(batch, Factored) or self._balancer.kind == WALK:  # the walk may have to know |s|_inf
+            return None
+        layer = batch.layer()
+        if layer is None:
+            return None
+        from ordain._layer import layer_signs
+
+        a, b, biased = layer
+        signs = np.empty(len(a), dtype=a.dtype)
+        table = self._vectors["table"].numpy()
+        signed, mean, total = (table[0],) * 3 if self._paired else table
+        done, self._surplus, self._mean_inner = layer_signs(
+            self._balancer.kind,
+            a,
+            b,
+            batch.scale,
+            biased,
+            self._paired,
+            signed,
+            mean,
+            total,
+            self._surplus,
+            self._mean_inner,
+            self._mean_square,
+            u,
+            state,
+            self._parameter,
+            signs,
+        )
+        self._spare_sums()
+        return signs if done else None
+
+    def _sign_batch(self, batch: Gradients, known: Tensor, u: Matrix, state: Matrix) -> NDArray[Any] | None:
+        """The same from products of any batch."""
+        gram, dots = batch.paired_products(known) if self._paired else batch.products(known)
         products = dots.cpu().numpy()
-        by_row = self._balancer.batch(
+        signs = self._balancer.batch(
             gram.cpu().numpy(),
             products,
             paired=self._paired,
@@ -216,20 +264,27 @@ class GraB(LearnedOrder):
             state=state,
             u=u,
         )
-        if by_row is None:
-            return False
+        if signs is None:
+            return None
         table = self._vectors["table"]
-        batch.weighted_sum(torch.from_numpy(by_row).to(batch.device).unsqueeze(0), out=table[:1])
+        if isinstance(batch, Factored):
+            batch.add_signed(signs, table[0], None if self._paired else table[2])
+            if not batch.checkable:
+                self._spare_sums()
+        else:
+            weights = signs[None] if self._paired else np.stack([signs, np.ones_like(signs)])
+            batch.weighted_sum(
+                torch.from_numpy(weights).to(batch.device), out=table[:1] if self._paired else table[::2]
+            )
         if not self._paired:
-            batch.add_sum(table[2])
-            self._surplus += float(by_row.sum())
-            self._mean_inner += float(by_row @ products[1])
-            self._summed += count
-        self._vectors = {"table": table}
-        self._state = state
-        self._signed += count
-        self._places[slots] = by_row
-        return True
+            self._surplus += float(signs.sum())
+            self._mean_inner += float(signs @ products[1])
+        return signs
+
+    def _spare_sums(self) -> None:
+        """The sums that backwards leave in the parameters are of no use here: spare the work of remembering them."""
+        if isinstance(self._source, ExactSource):
+            self._source.forget_sums()
 
     def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:
         """|s|_inf once the first few vectors of the batch have these signs."""

@@ -1,0 +1,141 @@
+"""One linear layer is the whole model: a batch's signs and sums in one compiled pass over its factors.
+
+The gradients are g_i = b_i a_i' (and b_i for the bias). A few rows at a time: their products with P and m, their
+Gram matrix, their signs, and P is brought up to date before the next few. That costs O(B d) where the Gram matrix of
+the whole batch costs O(B^2) more, and everything stays in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ordain._kernels import batch_signs, compile_loop
+from ordain._products import outer_gram, pair_products
+
+_BLOCK = 4
+
+
+@compile_loop
+def layer_signs(
+    kind: int,
+    a: NDArray[Any],
+    b: NDArray[Any],
+    scale: float,
+    biased: bool,
+    paired: bool,
+    signed: NDArray[Any],
+    mean: NDArray[Any],
+    total: NDArray[Any],
+    surplus: float,
+    mean_inner: float,
+    mean_square: float,
+    u: NDArray[np.float64],
+    state: NDArray[np.float64],
+    param: float,
+    weights: NDArray[Any],
+) -> tuple[bool, float, float]:
+    """Signs of a batch (``weights``, by row), with ``signed`` (P) and ``total`` brought up to date.
+
+    For balancers that never need |s|_inf. Gradients are scale b_i a_i', flat, the bias's behind them if ``biased``.
+    If ``paired``, signs are given to differences of consecutive rows, and ``mean`` and ``total`` are left alone.
+    Returns the new surplus and mean_inner; False, with nothing touched, where something is not finite.
+    """
+    size, d = a.shape
+    few = b.shape[1]
+    c = b * a.dtype.type(scale)
+    for i in range(size):
+        square = other = a.dtype.type(0)
+        row = a[i]
+        for t in range(d):
+            square += row[t] * row[t]
+        for j in range(few):
+            other += c[i, j] * c[i, j]
+        if not math.isfinite((square + 1) * other):
+            return False, surplus, mean_inner
+
+    dots = np.empty((1 if paired else 2, _BLOCK), a.dtype)
+    half_gram = np.empty((_BLOCK // 2, _BLOCK // 2), a.dtype)
+    half_dots = np.empty((1, _BLOCK // 2), a.dtype)
+    for i in range(0, size, _BLOCK):
+        rows = min(_BLOCK, size - i)
+        _block_dots(a[i : i + rows], c[i : i + rows], signed, biased, dots[0])
+        if not paired:
+            _block_dots(a[i : i + rows], c[i : i + rows], mean, biased, dots[1])
+        gram = np.zeros((rows, rows), a.dtype)
+        outer_gram(a[i : i + rows], c[i : i + rows], 1.0 if biased else 0.0, gram)
+        signs = weights[i : i + rows]
+        if paired:
+            half = rows // 2
+            pair_products(gram, dots, half_gram[:half, :half], half_dots[:, :half])
+            batch_signs(kind, half_gram[:half, :half], half_dots, True, 0.0, 0.0, 0.0, u[i // 2 :], state, param, signs)
+        else:
+            batch_signs(kind, gram, dots, False, surplus, mean_inner, mean_square, u[i:], state, param, signs)
+            for k in range(rows):
+                surplus += signs[k]
+                mean_inner += signs[k] * dots[1, k]
+        _block_add(a[i : i + rows], c[i : i + rows], signs, biased, paired, signed, total)
+    return True, surplus, mean_inner
+
+
+@compile_loop
+def _block_dots(a: NDArray[Any], c: NDArray[Any], vector: NDArray[Any], biased: bool, out: NDArray[Any]) -> None:
+    """out[i] = <V, c_i a_i'> for up to four rows: each number of V is loaded once for all of them."""
+    rows, d = a.shape
+    few = c.shape[1]
+    a0, a1, a2, a3 = a[0], a[min(1, rows - 1)], a[min(2, rows - 1)], a[min(3, rows - 1)]
+    for i in range(rows):
+        out[i] = 0
+    for j in range(few):
+        s0 = s1 = s2 = s3 = a.dtype.type(0)
+        row = vector[j * d : (j + 1) * d]
+        for t in range(d):
+            s0 += row[t] * a0[t]
+            s1 += row[t] * a1[t]
+            s2 += row[t] * a2[t]
+            s3 += row[t] * a3[t]
+        more = vector[few * d + j] if biased else a.dtype.type(0)
+        for i, s in enumerate((s0, s1, s2, s3)):
+            if i < rows:
+                out[i] += c[i, j] * (s + more)
+
+
+@compile_loop
+def _block_add(
+    a: NDArray[Any],
+    c: NDArray[Any],
+    signs: NDArray[Any],
+    biased: bool,
+    paired: bool,
+    signed: NDArray[Any],
+    total: NDArray[Any],
+) -> None:
+    """Signed += sum_i e_i c_i a_i' and, unless ``paired``, total += sum_i c_i a_i'."""
+    rows, d = a.shape
+    few = c.shape[1]
+    zero = a.dtype.type(0)
+    k1, k2, k3 = min(1, rows - 1), min(2, rows - 1), min(3, rows - 1)
+    a0, a1, a2, a3 = a[0], a[k1], a[k2], a[k3]
+    e0, e1, e2, e3 = signs[0], signs[k1], signs[k2], signs[k3]
+    for j in range(few):
+        c0 = c[0, j]
+        c1 = c[1, j] if rows > 1 else zero
+        c2 = c[2, j] if rows > 2 else zero
+        c3 = c[3, j] if rows > 3 else zero
+        f0, f1, f2, f3 = e0 * c0, e1 * c1, e2 * c2, e3 * c3
+        into = signed[j * d : (j + 1) * d]
+        if paired:
+            for t in range(d):
+                into[t] += f0 * a0[t] + f1 * a1[t] + f2 * a2[t] + f3 * a3[t]
+        else:
+            into_total = total[j * d : (j + 1) * d]
+            for t in range(d):
+                into[t] += f0 * a0[t] + f1 * a1[t] + f2 * a2[t] + f3 * a3[t]
+                into_total[t] += c0 * a0[t] + c1 * a1[t] + c2 * a2[t] + c3 * a3[t]
+        if biased:
+            signed[few * d + j] += f0 + f1 + f2 + f3
+            if not paired:
+                total[few * d + j] += c0 + c1 + c2 + c3
