@@ -111,36 +111,42 @@ def made_products(
 
 
 @compile_loop
-def add_probed(
-    grad: NDArray[Any],
-    x: NDArray[Any],
-    y: NDArray[Any],
-    one: float,
-    into: NDArray[Any],
-    other: float,
-    also: NDArray[Any],
-    both: bool,
-) -> tuple[float, int]:
-    """Into += one grad and, if ``both``, also += other grad, for matrices, in one pass over memory.
+def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
+    """The sum of all entries of a symmetric matrix, from its upper triangle, and the sum of their sizes."""
+    total = size = 0.0
+    for i in range(gram.shape[0]):
+        total += gram[i, i]
+        size += abs(gram[i, i])
+        for j in range(i + 1, gram.shape[0]):
+            total += 2.0 * gram[i, j]
+            size += 2.0 * abs(gram[i, j])
+    return total, size
 
-    Returns x' grad y and how many rows it came: it stops, with an infinite answer, before what is not finite.
+
+@compile_loop
+def add_finite(
+    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any], both: bool
+) -> tuple[float, int]:
+    """Into += one grad and, if ``both``, also += other grad, in one pass over memory.
+
+    Returns |grad|^2 and how far it came: it stops, with an infinite square, before what is not finite.
     """
-    total = 0.0
+    square = 0.0
     first, second = grad.dtype.type(one), grad.dtype.type(other)
-    for i in range(grad.shape[0]):
-        g, p, q = grad[i], into[i], also[i]
+    for lo in range(0, len(grad), 1024):
+        g, x, y = grad[lo : lo + 1024], into[lo : lo + 1024], also[lo : lo + 1024]
         part = grad.dtype.type(0)
-        for t in range(grad.shape[1]):
-            part += g[t] * y[t]
+        for t in range(len(g)):
+            part += g[t] * g[t]
         if not math.isfinite(part):
-            return math.inf, i
-        total += part * x[i]
-        for t in range(grad.shape[1]):
-            p[t] += first * g[t]
+            return math.inf, lo
+        square += part
+        for t in range(len(g)):
+            x[t] += first * g[t]
         if both:
-            for t in range(grad.shape[1]):
-                q[t] += second * g[t]
-    return total, grad.shape[0]
+            for t in range(len(g)):
+                y[t] += second * g[t]
+    return square, len(grad)
 
 
 @compile_loop

@@ -34,11 +34,6 @@ class Form(ABC):
         """How many numbers the parameter has."""
         return self.rows * self.cols
 
-    @property
-    def pieces(self) -> tuple[tuple[int, int], ...]:
-        """(where it starts, how many columns) of each parameter in here."""
-        return ((0, self.cols),)
-
     def view(self, flat: Tensor) -> Tensor:
         """``[k, numel]`` as the ``[k, rows, cols]`` that the other methods take, without a copy."""
         return flat.view(len(flat), self.rows, self.cols)
@@ -70,11 +65,6 @@ class Form(ABC):
         """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
         for lo, hi in self.chunks():
             add_products(self.make(lo, hi).flatten(1), vectors[:, lo:hi].flatten(1), gram, dots)
-
-    def probe(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """sum_i x' G_i y for ``[rows]`` and ``[cols]``, and the sum of the sizes of what is added up."""
-        dots = self.dot(torch.outer(x, y).unsqueeze(0))
-        return float(dots.sum()), float(dots.abs().sum())
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
@@ -144,14 +134,6 @@ class Outer(Form):
                 if bias is not None:
                     row.addmv_(b, bias)
         return dots if self._steps == 1 else dots.view(len(vectors), self.size, self._steps).sum(dim=2)
-
-    def probe(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        a, b = self._flat()
-        along = torch.mv(a, y)
-        if self.biased:
-            along += 1.0
-        terms = torch.mv(b, x).mul_(along)
-        return float(terms.sum()), float(terms.abs_().sum())
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         arrays = self._arrays
@@ -243,10 +225,6 @@ class Biased(Outer):
     def numel(self) -> int:
         return self.rows * (self.cols + 1)
 
-    @property
-    def pieces(self) -> tuple[tuple[int, int], ...]:
-        return ((0, self.cols), (self.rows * self.cols, 1))
-
     def view(self, flat: Tensor) -> Tensor:
         return flat
 
@@ -288,9 +266,6 @@ class Shifted(Form):
     def dot(self, vectors: Tensor) -> Tensor:
         return self._form.dot(vectors[:, self._start : self._start + self._form.rows])
 
-    def probe(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        return self._form.probe(x[self._start : self._start + self._form.rows], y)
-
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         self._form.add_weighted(weights, out[:, self._start : self._start + self._form.rows])
 
@@ -321,10 +296,6 @@ class Total(Form):
 
     def dot(self, vectors: Tensor) -> Tensor:
         return torch.stack([form.dot(vectors) for form in self._forms]).sum(dim=0)
-
-    def probe(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        sums, sizes = zip(*(form.probe(x, y) for form in self._forms), strict=True)
-        return sum(sums), sum(sizes)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         for form in self._forms:

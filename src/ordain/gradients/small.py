@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FEW_EXAMPLES, FEW_ROWS = 128, 32  # up to here the compiled products win (``make bench``)
-DTYPES = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64)
 
 
 def compiled(*tensors: Tensor) -> bool:
@@ -15,7 +15,7 @@ def compiled(*tensors: Tensor) -> bool:
     first = tensors[0]
     return (
         first.shape[0] <= FEW_EXAMPLES
-        and first.dtype in DTYPES
+        and first.dtype in _DTYPES
         and all(t.dtype is first.dtype and t.device.type == "cpu" for t in tensors)
     )
 
@@ -39,7 +39,7 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
 
 def row_dots(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """out[i] = <a_i, b_i>, for ``[N, m]`` each."""
-    if a.device.type != "cpu" or a.dtype not in DTYPES or b.dtype is not a.dtype:
+    if a.device.type != "cpu" or a.dtype not in _DTYPES or b.dtype is not a.dtype:
         torch.linalg.vecdot(a, b, out=out)
         return
     from ordain import _products

@@ -246,8 +246,7 @@ class GraB(LearnedOrder):
             self._parameter,
             signs,
         )
-        if isinstance(self._source, ExactSource):
-            self._source.forget_sums()
+        self._spare_sums()
         return signs if done else None
 
     def _sign_batch(self, batch: Gradients, known: Tensor, u: Matrix, state: Matrix) -> NDArray[Any] | None:
@@ -268,16 +267,24 @@ class GraB(LearnedOrder):
         if signs is None:
             return None
         table = self._vectors["table"]
-        into = table[:1] if self._paired else table[::2]
         if isinstance(batch, Factored):
-            batch.add_signed(signs, into)
+            batch.add_signed(signs, table[0], None if self._paired else table[2])
+            if not batch.checkable:
+                self._spare_sums()
         else:
             weights = signs[None] if self._paired else np.stack([signs, np.ones_like(signs)])
-            batch.weighted_sum(torch.from_numpy(weights).to(batch.device), out=into)
+            batch.weighted_sum(
+                torch.from_numpy(weights).to(batch.device), out=table[:1] if self._paired else table[::2]
+            )
         if not self._paired:
             self._surplus += float(signs.sum())
             self._mean_inner += float(signs @ products[1])
         return signs
+
+    def _spare_sums(self) -> None:
+        """The sums that backwards leave in the parameters are of no use here: spare the work of remembering them."""
+        if isinstance(self._source, ExactSource):
+            self._source.forget_sums()
 
     def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:
         """|s|_inf once the first few vectors of the batch have these signs."""
