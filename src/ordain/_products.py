@@ -125,9 +125,9 @@ def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
 
 @compile_loop
 def add_finite(
-    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any], both: bool
+    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any]
 ) -> tuple[float, int]:
-    """Into += one grad and, if ``both``, also += other grad, in one pass over memory.
+    """Into += one grad and also += other grad, in one pass over memory.
 
     Returns |grad|^2 and how far it came: it stops, with an infinite square, before what is not finite.
     """
@@ -143,9 +143,7 @@ def add_finite(
         square += part
         for t in range(len(g)):
             x[t] += first * g[t]
-        if both:
-            for t in range(len(g)):
-                y[t] += second * g[t]
+            y[t] += second * g[t]
     return square, len(grad)
 
 

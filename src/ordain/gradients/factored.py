@@ -13,6 +13,8 @@ from torch import Tensor
 from ordain.gradients.forms import Form, Outer
 from ordain.gradients.small import differences, mirrored
 
+_NEAR = 2e-5  # of the sizes of what is added up: what rounding may do in float32
+
 
 class Factored:
     """Gradients of all parameters, each with its place in a flat vector of length d.
@@ -68,18 +70,15 @@ class Factored:
         half = self.size // 2
         gram, dots = self._room(half, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None
-        checkable = True
         for offset, form in self._forms:
             pairs = form.paired()
             view = self._view(vectors, offset, form)
-            checkable &= pairs is None and not form.sparse
             if pairs is not None:
                 pairs.add_products(view, gram, dots)
             else:
                 whole = whole or self._room(self.size, len(vectors))
                 form.add_products(view, *whole)
         if whole is not None:
-            self._dense_gram = whole[0] * self.scale**2 if checkable else None
             more_gram, more_dots = differences(*whole)
             gram += more_gram
             dots += more_dots
@@ -94,34 +93,27 @@ class Factored:
             form.add_weighted(weights, self._view(out, offset, form))
         return out
 
-    def add_signed(self, signs: NDArray[Any], signed: Tensor, total: Tensor | None) -> None:
-        """Signed += sum_i e_i g_i and, if asked, total += sum_i g_i, for ``[B]`` signs of +1 and -1.
+    def add_signed(self, signs: NDArray[Any], signed: Tensor, total: Tensor) -> None:
+        """Signed += sum_i e_i g_i and total += sum_i g_i, for ``[B]`` signs of +1 and -1.
 
         The backward has left sum_i g_i: then only the rarer sign's examples need be added up, twice over.
         """
         most = 1.0 if signs.sum() >= 0 else -1.0
         whole = self._grads is not None and self._add_grads(self._grads, most, signed, total)
-        weights = np.stack([signs] if total is None else [signs, np.ones_like(signs)])
-        into = [signed] if total is None else [signed, total]
-        rest = torch.from_numpy(weights).to(self.device, self.dtype) * self.scale
-        few = torch.from_numpy(np.flatnonzero(signs != most)).to(self.device)
-        twice = torch.full((1, len(few)), -2.0 * most * self.scale, dtype=self.dtype, device=self.device)
+        each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0) * self.scale
+        ones = torch.full_like(each, self.scale)
+        rows = torch.from_numpy(np.flatnonzero(signs != most)).to(self.device)
+        twice = torch.full((1, len(rows)), -2.0 * most * self.scale, dtype=self.dtype, device=self.device)
         for offset, form in self._forms:
+            into = self._view(signed.unsqueeze(0), offset, form)
             if whole and not form.sparse:
-                if len(few):
-                    form.select(few).add_weighted(twice, self._view(signed.unsqueeze(0), offset, form))
-                continue
-            for row, out in zip(rest, into, strict=True):
-                form.add_weighted(row.unsqueeze(0), self._view(out.unsqueeze(0), offset, form))
+                if len(rows):
+                    form.select(rows).add_weighted(twice, into)
+            else:
+                form.add_weighted(each, into)
+                form.add_weighted(ones, self._view(total.unsqueeze(0), offset, form))
 
-    @property
-    def checkable(self) -> bool:
-        """Is there a Gram matrix to check the backward's sum with? Only then can that be used."""
-        return self._dense_gram is not None
-
-    def _add_grads(
-        self, grads: Sequence[tuple[int, Tensor]], most: float, signed: Tensor, total: Tensor | None
-    ) -> bool:
+    def _add_grads(self, grads: Sequence[tuple[int, Tensor]], most: float, signed: Tensor, total: Tensor) -> bool:
         """Signed += most * sum and total += sum, from what the backward left, if that is still what it was.
 
         A change through ``.data`` leaves no trace but this: the sum's square is no longer what the Gram matrix says.
@@ -131,28 +123,25 @@ class Factored:
             return False
         from ordain import _products
 
-        wanted, size = _products.gram_total(self._dense_gram.cpu().numpy())
-        near = 2e-5 * size / self.scale**2
+        wanted, size = (x / self.scale**2 for x in _products.gram_total(self._dense_gram.cpu().numpy()))
         parts = [(grad.view(-1), slice(offset, offset + grad.numel())) for offset, grad in grads]
         if signed.device.type != "cpu":
-            whole = abs(sum(float(torch.dot(flat, flat)) for flat, _ in parts) - wanted / self.scale**2) <= near
+            whole = abs(sum(float(torch.dot(flat, flat)) for flat, _ in parts) - wanted) <= _NEAR * size
             for flat, part in parts if whole else ():
                 signed[part].add_(flat, alpha=most * self.scale)
-                if total is not None:
-                    total[part].add_(flat, alpha=self.scale)
+                total[part].add_(flat, alpha=self.scale)
             return whole
-        both = total is not None
-        one, other = signed.numpy(), (signed if total is None else total).numpy()
+        one, other = signed.numpy(), total.numpy()
         found, added = 0.0, []
         for flat, part in parts:
             grad = flat.numpy()
-            square, upto = _products.add_finite(grad, most * self.scale, one[part], self.scale, other[part], both)
+            square, upto = _products.add_finite(grad, most * self.scale, one[part], self.scale, other[part])
             added.append((grad[:upto], part))
             found += square
-        if abs(found - wanted / self.scale**2) <= near:  # not so where something was not finite
+        if abs(found - wanted) <= _NEAR * size:  # not so where something was not finite
             return True
         for grad, part in added:
-            _products.add_finite(grad, -most * self.scale, one[part], -self.scale, other[part], both)
+            _products.add_finite(grad, -most * self.scale, one[part], -self.scale, other[part])
         return False
 
     def _room(self, size: int, count: int) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,8 @@ class GraB(LearnedOrder):
         check_balancer(balancer)
         super().__init__(model, n, **options)
         self._paired = centering == "pair"
+        if self._paired and isinstance(self._source, ExactSource):
+            self._source.forget_sums()
         self._balancer = balancer or Deterministic()
         self._freeze_after = freeze_after
         self._log: list[NDArray[np.uint8]] = []  # each past epoch's places, two bits a unit
@@ -246,7 +248,8 @@ class GraB(LearnedOrder):
             self._parameter,
             signs,
         )
-        self._spare_sums()
+        if isinstance(self._source, ExactSource):
+            self._source.forget_sums()
         return signs if done else None
 
     def _sign_batch(self, batch: Gradients, known: Tensor, u: Matrix, state: Matrix) -> NDArray[Any] | None:
@@ -267,24 +270,17 @@ class GraB(LearnedOrder):
         if signs is None:
             return None
         table = self._vectors["table"]
+        each = torch.from_numpy(signs).to(batch.device).unsqueeze(0)
+        if self._paired:
+            batch.weighted_sum(each, out=table[:1])
+            return signs
         if isinstance(batch, Factored):
-            batch.add_signed(signs, table[0], None if self._paired else table[2])
-            if not batch.checkable:
-                self._spare_sums()
+            batch.add_signed(signs, table[0], table[2])
         else:
-            weights = signs[None] if self._paired else np.stack([signs, np.ones_like(signs)])
-            batch.weighted_sum(
-                torch.from_numpy(weights).to(batch.device), out=table[:1] if self._paired else table[::2]
-            )
-        if not self._paired:
-            self._surplus += float(signs.sum())
-            self._mean_inner += float(signs @ products[1])
+            batch.weighted_sum(torch.cat([each, torch.ones_like(each)]), out=table[::2])
+        self._surplus += float(signs.sum())
+        self._mean_inner += float(signs @ products[1])
         return signs
-
-    def _spare_sums(self) -> None:
-        """The sums that backwards leave in the parameters are of no use here: spare the work of remembering them."""
-        if isinstance(self._source, ExactSource):
-            self._source.forget_sums()
 
     def _sup(self, rows: Gradients, signs: Signs, weights: Matrix | None) -> float:
         """|s|_inf once the first few vectors of the batch have these signs."""
