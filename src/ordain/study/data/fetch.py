@@ -44,8 +44,8 @@ def fetch(name: str, folder: Path, *, reporting: Callable[[str], AbstractContext
         for path in new:  # what its publisher gives no checksum for is first compared here
             path.unlink()
         raise FetchError(
-            f"files of {name} that are not what they should be ({error})",
-            expected="the publisher's, and none was kept",
+            f"what is not {name}: {str(error).partition('; expected')[0].removeprefix('got ')}",
+            expected="the publisher's files, and nothing was kept",
             remedy="Run the same command again later, or get them by hand.",
         ) from None
     return where
