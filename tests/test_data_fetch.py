@@ -41,18 +41,19 @@ class Publisher:
         self.says_length = True
         self.shift = 0  # how far the piece it sends is from the one it was asked for
         self.redirect = ""
+        self.trouble = 0
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range")
         self.asked.append((request.path, wanted))
         body = self.files.get(request.path)
-        if self.redirect:
+        if self.redirect and request.path == "/file":
             request.send_response(302)
             request.send_header("Location", self.redirect)
             request.end_headers()
             return
-        if body is None:
-            request.send_error(404)
+        if body is None or self.trouble:
+            request.send_error(self.trouble or 404)
             return
         start = 0
         if wanted and self.ranges:
@@ -190,6 +191,16 @@ def test_not_found(publisher: Publisher, tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_server_in_trouble(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.redirect = "http://[nowhere"
+    with pytest.raises(FetchError, match="no answer from http://127"):
+        download(item(publisher), tmp_path / "file", report=silent)
+    publisher.redirect, publisher.trouble = "", 503
+    with pytest.raises(FetchError, match=r"HTTP 503 for http://127.*again later"):
+        download(item(publisher), tmp_path / "file", report=silent)
+    assert names(tmp_path) == []
+
+
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     nobody = Download("http://127.0.0.1:9/file", "file", 100, MD5)  # the port of "discard"
@@ -221,6 +232,14 @@ def test_addresses_that_are_never_asked(publisher: Publisher, tmp_path: Path, ur
     with pytest.raises(FetchError, match=r"expected https|HTTP 302"):  # urllib itself refuses file:
         download(item(publisher, digest=None), tmp_path / "file", report=silent)
     assert names(tmp_path) == []
+
+
+def test_redirects_are_followed(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.files = {"/moved": BODY}
+    publisher.redirect, publisher.breaks = f"{publisher.url}/moved", [1000]
+    download(item(publisher), tmp_path / "file", report=silent)
+    assert publisher.asked[-1] == ("/moved", "bytes=1000-")
+    assert (tmp_path / "file").read_bytes() == BODY
 
 
 # Archives
@@ -402,6 +421,19 @@ def test_damaged_file_is_not_replaced_behind_the_user_s_back(
     assert result.exit_code == 2
     assert "Remove it and run: ordain data fetch mnist" in result.stderr
     assert publisher.asked == []
+
+
+def test_a_user_s_file_stays(publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = standard_files.write_qnli(tmp_path / "made")
+    with offered(publisher, "qnli", made, monkeypatch):
+        wanted = DATASETS["qnli"].downloads[0]
+        members = [(member, (made / saved).read_bytes()) for member, saved in wanted.members.items()]
+        publisher.files = {f"/{wanted.name}": packed(*members)}
+        mine = standard_files.write_qnli(tmp_path, train=None, dev=3, seed=1).rename(tmp_path / "qnli")
+        before = (mine / "dev.tsv").read_bytes()
+        assert call("fetch", "qnli", "--data-dir", tmp_path).exit_code == 0
+        assert (mine / "dev.tsv").read_bytes() == before
+        assert (mine / "train.tsv").read_bytes() == (made / "train.tsv").read_bytes()
 
 
 def test_fetch_what_cannot_be_fetched(tmp_path: Path) -> None:

@@ -62,4 +62,4 @@ def _found(entry: Dataset, root: Path) -> tuple[str, str]:
     needed = {file.key for file in entry.files if file.required}
     missing = [file.names[0] for file in entry.files if file.key not in paths]
     there = "yes" if not missing else f"{'yes' if needed <= paths.keys() else 'no'}, without {', '.join(missing)}"
-    return there, str(where.relative_to(root))
+    return there, where.relative_to(root).as_posix()

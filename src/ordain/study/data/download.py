@@ -79,9 +79,11 @@ def _ask(item: Download, part: Path, report: Report) -> bool:
         raise FetchError(
             f"HTTP {error.code} for {item.url}",
             expected="the file",
-            remedy=f"The publisher may have moved it: get it by hand and save it as {part.with_suffix('')}.",
+            remedy=f"{_AGAIN} later."
+            if error.code >= 500
+            else f"The publisher may have moved it: get it by hand and save it as {part.with_suffix('')}.",
         ) from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: redirected to no address at all
         reason = getattr(error, "reason", error)
         raise FetchError(
             f"no answer from {item.url} ({reason})",
@@ -174,3 +176,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         _check_address(newurl, self._item)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except Exception:
+            fp.close()  # urllib leaves open the answer whose redirect is not followed
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302

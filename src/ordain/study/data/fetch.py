@@ -55,8 +55,9 @@ def _get(
     entry: Dataset, item: Download, where: Path, reporting: Callable[[str], AbstractContextManager[Report]]
 ) -> list[Path]:
     """The files that ``item`` has brought: none if they were there."""
-    targets = {member: where / name for member, name in item.members.items()} or {"": where / item.name}
-    if all(path.is_file() for path in targets.values()):
+    targets = {member: where / name for member, name in (item.members or {"": item.name}).items()}
+    targets = {member: path for member, path in targets.items() if not path.is_file()}  # a user's file stays
+    if not targets:
         return []
     packed = where / item.name
     with reporting(item.name) as report:
