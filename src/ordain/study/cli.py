@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import ordain
+from ordain.study.commands.data import data
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
 
@@ -32,3 +33,4 @@ def _main(
 
 app.command()(herd)
 app.command()(demo)
+app.add_typer(data, name="data")
