@@ -124,12 +124,12 @@ def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
 
 
 @compile_loop
-def add_finite(
-    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any]
+def add_within(
+    grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any], limit: float
 ) -> tuple[float, int]:
     """Into += one grad and also += other grad, in one pass over memory.
 
-    Returns |grad|^2 and how far it came: it stops, with an infinite square, before what is not finite.
+    Returns |grad|^2 and how far it came: it stops, with an infinite square, before that is beyond ``limit``.
     """
     square = 0.0
     first, second = grad.dtype.type(one), grad.dtype.type(other)
@@ -138,7 +138,7 @@ def add_finite(
         part = grad.dtype.type(0)
         for t in range(len(g)):
             part += g[t] * g[t]
-        if not math.isfinite(part):
+        if not square + part <= limit:  # so that it can be taken back: nothing infinite, nothing huge
             return math.inf, lo
         square += part
         for t in range(len(g)):

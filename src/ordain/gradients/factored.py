@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,13 +136,14 @@ class Factored:
         found, added = 0.0, []
         for flat, part in parts:
             grad = flat.numpy()
-            square, upto = _products.add_finite(grad, most * self.scale, one[part], self.scale, other[part])
+            limit = wanted + _NEAR * size - found
+            square, upto = _products.add_within(grad, most * self.scale, one[part], self.scale, other[part], limit)
             added.append((grad[:upto], part))
             found += square
-        if abs(found - wanted) <= _NEAR * size:  # not so where something was not finite
+        if abs(found - wanted) <= _NEAR * size:
             return True
         for grad, part in added:
-            _products.add_finite(grad, -most * self.scale, one[part], -self.scale, other[part])
+            _products.add_within(grad, -most * self.scale, one[part], -self.scale, other[part], math.inf)
         return False
 
     def _room(self, size: int, count: int) -> tuple[Tensor, Tensor]:
