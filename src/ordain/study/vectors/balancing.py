@@ -40,7 +40,8 @@ class Balancing:
 
 
 def _sizes(quick: bool, **changes: Any) -> Balancing:
-    return Balancing(**({"seeds": 2, "n": 400, "dims": (4, 16), "rounds": 3} if quick else {}) | changes)
+    small: dict[str, Any] = {"seeds": 2, "n": 400, "dims": (4, 16), "rounds": 3}
+    return Balancing(**(small if quick else {}) | changes)
 
 
 def _labels(config: Balancing) -> dict[str, str]:
@@ -125,19 +126,16 @@ def _draw(config: Balancing, records: list[Record]) -> dict[str, Figure]:
 
 
 def _tabulate(config: Balancing, records: list[Record]) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for d in config.dims:
         for norm, norm_label in _NORMS.items():
-            start = [
-                record[norm][0] for record in records if record["d"] == d and record["balancer"] == "deterministic"
-            ]
+            start = {record["seed"]: record[norm][0] for record in records if record["d"] == d}
+            before = spread(*mean_and_error(list(start.values()) or [math.nan]))
             for balancer, label in _labels(config).items():
                 values = _values(config, records, d, balancer, norm)
                 if len(values):
                     first, last = (spread(*mean_and_error(values[:, at])) for at in (1, -1))
-                    rows.append(
-                        (f"{d:,}", norm_label, label, spread(*mean_and_error(start or [math.nan])), first, last)
-                    )
+                    rows.append((f"{d:,}", norm_label, label, before, first, last))
     return ("d", "norm", "balancing", "random order", "1 round", f"{config.rounds} rounds"), rows
 
 

@@ -56,7 +56,7 @@ def slope_at(kind: int, low: float, high: float, x: float) -> float:
 def epoch(
     kind: int, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
 ) -> None:
-    """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills gradients ``[n, d]``."""
+    """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills ``out [n, d]``."""
     for t in range(len(sigma)):
         i = sigma[t]
         for j in range(len(w)):
