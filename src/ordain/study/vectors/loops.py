@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KINKED", "QUADRATIC", "SINE", "epoch", "longest_prefixes"]
+__all__ = ["KINKED", "QUADRATIC", "SINE", "clipped_walk", "epoch", "longest_prefixes"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
@@ -40,6 +40,31 @@ def longest_prefixes(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64]) ->
             largest = max(largest, abs(value))
         l2, linf = max(l2, square), max(linf, largest)
     return math.sqrt(l2), linf
+
+
+@_compiled
+def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Floats, c: float) -> NDArray[np.int8]:
+    """Algorithm 6's signs for the centred rows of ``z [n, d]`` in the order ``sigma``, clipped where it would fail.
+
+    The rows are scaled by their largest norm; ``u [n]`` are uniform numbers.
+    """
+    n, d = z.shape
+    square = 0.0
+    for i in range(n):
+        of_row = 0.0
+        for j in range(d):
+            of_row += (z[i, j] - mean[j]) ** 2
+        square = max(square, of_row)
+    total, signs = np.zeros(d), np.empty(n, dtype=np.int8)
+    for t in range(n):
+        row = z[sigma[t]]
+        inner = 0.0
+        for j in range(d):
+            inner += total[j] * (row[j] - mean[j])
+        signs[t] = 1 if u[t] < 0.5 - inner / square / (2.0 * c) else -1  # beyond [0, 1] the sign is certain
+        for j in range(d):
+            total[j] += signs[t] * (row[j] - mean[j])
+    return signs
 
 
 @_compiled
