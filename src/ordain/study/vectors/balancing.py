@@ -137,7 +137,7 @@ def _draw(config: Balancing, records: list[Record]) -> dict[str, Figure]:
                     axes.plot(at, values.mean(axis=0), label=label, **look.line(1))
                     low, high = values.min(axis=0), values.max(axis=0)
                     axes.fill_between(at, low, high, color=look.color, alpha=0.15, linewidth=0)
-            axes.set_yscale("log")
+            axes.set_ylim(bottom=0)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if row == 0:
                 axes.set_title(f"d = {d:,}, n = {config.n:,}")
