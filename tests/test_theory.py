@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,26 @@ def test_proved_at_other_steps() -> None:
     assert values[1] == theory.grab_proved(C, **at) == min(values)
     with pytest.raises(InputError, match="largest that the proof allows"):
         theory.grab_proved(C, **at, step=1.0)
+
+
+@pytest.mark.parametrize(
+    ("proved", "proved_pl", "name", "alpha", "first", "every", "first_pl", "every_pl"),
+    [
+        (theory.herding_proved, theory.herding_proved_pl, "herding", 5e-5, 16, 48, 32, 24),  # Lemma 3
+        (theory.grab_proved, theory.grab_proved_pl, "balancing", 5e-5, 120, 64, 512, 120),  # Lemmas 4 and 7
+    ],
+)
+def test_the_proofs_inequalities(
+    proved: Any, proved_pl: Any, name: str, alpha: float, first: int, every: int, first_pl: int, every_pl: int
+) -> None:
+    n, K = 20, 30
+    at = {"n": n, "epochs": K, name: REACH, "step": alpha}
+    kept = 1 - 48 * alpha**2 * n**2 * 9
+    right = 2 * 5 / (alpha * n * K) + first * alpha**2 * n**2 * 0.49 * 9 / K + every * alpha**2 * REACH**2 * 0.49 * 9
+    assert proved(C, **at) == pytest.approx(right / kept, rel=1e-12)
+    rho = 1 - alpha * n * 0.5 / 2
+    start = rho**K * (5 + first_pl * alpha**3 * n**3 * 9 * 0.49)
+    assert proved_pl(C, **at) == pytest.approx(start + every_pl * alpha**2 * REACH**2 * 9 * 0.49 / 0.5, rel=1e-12)
 
 
 def test_no_noise() -> None:

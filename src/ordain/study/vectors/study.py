@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ordain.errors import InputError
 from ordain.study.files import write_bytes
-from ordain.study.machine import machine, versions
+from ordain.study.machine import machine, revision, versions
 from ordain.study.progress import Report
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Study(Generic[Config]):
                 "config": wanted,
                 "versions": versions(),
                 "machine": machine(),
-                "revision": None,
+                "revision": revision(),
                 "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             }
         write_bytes(folder / "config.json", json.dumps(head, indent=1).encode())
