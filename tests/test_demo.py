@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from ordain.orders import ORDERS
-from ordain.study import cli, demo, report, summary
+from ordain.study import cli, demo, demo_report, summary
 from ordain.study.demo import ARMS, Run, Settings
 from ordain.study.page import render
 
@@ -24,7 +24,7 @@ TINY = Settings(seeds=2, epochs=2, batch_size=64, prefix_vectors=300, prefix_dim
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "made" / "here"
-    report.write_demo(out, TINY, report=lambda done, total: None)
+    demo_report.write_demo(out, TINY, report=lambda done, total: None)
     return out
 
 

@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """Train on scikit-learn's digits under every order, and write a page with what came of it."""
     from ordain.study.demo import Settings  # these import scikit-learn and matplotlib
-    from ordain.study.report import write_demo
+    from ordain.study.demo_report import write_demo
     from ordain.study.summary import HEADINGS, cells
 
     settings = Settings(seeds=seeds, epochs=epochs)
