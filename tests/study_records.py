@@ -77,9 +77,9 @@ def write_run(
         for lr in rates:
             for seed in range(seeds):
                 rng = np.random.default_rng((seed, round(1000 * lr)))
-                noise, own = 0.02 * rng.standard_normal(), 0.002 * np.random.default_rng((seed, len(arm))).random()
+                noise, own = 0.02 * rng.standard_normal(), 0.002 * np.random.default_rng((seed, *arm.encode())).random()
                 at = np.arange(epochs + 1)
-                loss = 0.2 + own + noise * (at > 0) + 2.1 * np.exp(-speed * at * (4 * lr) / (1 + lr))
+                loss = 0.2 + own + noise * (at > 0) + 2.1 * np.exp(-speed * at * lr)
                 lines = [start(arm, lr, seed)]
                 for number in range(epochs + 1):
                     worth = float(loss[number])

@@ -9,6 +9,7 @@ import typer
 import ordain
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
+from ordain.study.commands.report import report
 
 __all__ = ["app"]
 
@@ -32,3 +33,4 @@ def _main(
 
 app.command()(herd)
 app.command()(demo)
+app.command()(report)

@@ -17,6 +17,7 @@ _LEADS = {
     FEW_SEEDS: "Cannot tell whether {} helps (needs 5 seeds)",
 }
 OUT = "out"  # the verdict on an arm that has no finished job to compare
+_RANKS = (*_LEADS, OUT)
 
 
 @dataclass(frozen=True)
@@ -30,48 +31,62 @@ class Sentence:
     @property
     def text(self) -> str:
         """The whole sentence."""
-        return f"{self.lead}: {self.rest}"
+        return f"{self.lead}: {self.rest}" if self.lead else self.rest
 
 
 def sentences(view: View, metric: Metric) -> list[Sentence]:
-    """One for each arm but RR."""
+    """One for each arm but RR: those that help first, then those that are worse."""
     comparisons = view.comparisons(metric)
-    return [
+    found = [
         _sentence(entry, view.baseline, metric, comparisons.get(name))
         for name, entry in view.entries.items()
         if name != BASELINE
     ]
+    return sorted(found, key=lambda sentence: _RANKS.index(sentence.verdict))
 
 
 def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: Comparison | None) -> Sentence:
-    label = entry.arm.label
+    label = entry.arm.label[:1].upper() + entry.arm.label[1:]
     if not entry.jobs:
         return Sentence(OUT, f"{label} is not compared", f"{entry.reason}.")
     if baseline is None or comparison is None:
         return Sentence(OUT, f"{label} is not compared", "RR, to compare with, has no finished run.")
     said = verdict(comparison, lower_is_better=metric.lower_is_better)
-    lead = _LEADS[said].format(label)
+    lead = _LEADS[said].format(label if said in (HELPS, WORSE) else entry.arm.label)
     if comparison.difference is None:
         return Sentence(said, lead, f"there is no {metric.title} that both have for the same seed.")
     return Sentence(said, lead, _numbers(entry, baseline, metric, comparison))
 
 
 def _numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Comparison) -> str:
-    seeds = comparison.seeds
-    ours, theirs = (_mean_over(of, metric, seeds) for of in (entry, baseline))
+    ours, theirs = (_mean_over(of, metric, comparison.seeds) for of in (entry, baseline))
     name, _, unit = metric.title.partition(", ")
     unit = f" {unit}" if unit else ""
     decimals = 2 if unit else places([ours, theirs])
-    gap = ours - theirs
-    direction = "lower" if gap < 0 else "higher"
-    relative = "" if unit or not theirs else f" ({100 * abs(gap) / abs(theirs):.2g} %)"
-    gap_text = f"{number(abs(gap), max(decimals, min(10, places([gap], digits=2))))}{' points' if unit else ''}"
-    moved = "no different" if gap == 0 else f"{gap_text} {direction}{relative}"
-    told = f"final {name} {number(ours, decimals)}{unit} against RR's {number(theirs, decimals)}{unit}, {moved}"
-    test = "nothing to test" if comparison.p is None else f"p = {p_text(comparison.p)}, Holm {p_text(comparison.holm)}"
-    return f"{told}; {test.replace('= <', '< ').replace('Holm <', 'Holm < ')}; {_seeds(entry, baseline, seeds)}; " + (
-        f"rate {entry.rate:g}{'' if entry.rate == baseline.rate else f', RR at {baseline.rate:g}'}."
-    )
+    reached = f"final {name} {number(ours, decimals)}{unit} against RR's {number(theirs, decimals)}{unit}"
+    rates = f"rate {entry.rate:g}" + ("" if entry.rate == baseline.rate else f", RR at {baseline.rate:g}")
+    told = [f"{reached}, {_gap(ours - theirs, theirs, decimals, unit)}", _test(comparison)]
+    return "; ".join([*told, _seeds(entry, baseline, comparison.seeds), rates]) + "."
+
+
+def _gap(gap: float, theirs: float, decimals: int, unit: str) -> str:
+    if gap == 0:
+        return "no different"
+    size = number(abs(gap), max(decimals, places([gap], digits=2)))
+    relative = " points" if unit else ""
+    share = f" ({_percent(abs(gap / theirs))})" if theirs and not unit else ""
+    return f"{size}{relative} {'lower' if gap < 0 else 'higher'}{share}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _test(comparison: Comparison) -> str:
+    if comparison.p is None:
+        return "nothing to test"
+    named = {"p": p_text(comparison.p), "Holm p": p_text(comparison.holm)}
+    return ", ".join(f"{name} {text}" if text.startswith("<") else f"{name} = {text}" for name, text in named.items())
 
 
 def _seeds(entry: Entry, baseline: Entry, seeds: tuple[int, ...]) -> str:
@@ -92,13 +107,13 @@ def headline(view: View) -> str:
     said = [sentence.verdict for sentence in sentences(view, TRAIN)]
     if not said:
         return "There is no order to compare with random reshuffling."
-    if all(word == OUT for word in said):
-        return "Nothing can be compared with random reshuffling yet."
-    helps, worse = said.count(HELPS), said.count(WORSE)
-    unclear = said.count(CANNOT_TELL) + said.count(FEW_SEEDS)
-    parts = [f"{helps} end{'s' * (helps == 1)} with a lower training loss than random reshuffling"] * bool(helps)
-    parts += [f"{worse} with a higher one" if helps else f"{worse} end{'s' * (worse == 1)} with a higher training loss"]
-    parts = parts if worse else parts[:-1]
-    parts += [f"{unclear} cannot be told apart" if parts else f"{unclear} cannot be told apart from it"] * bool(unclear)
-    parts += [f"{said.count(OUT)} {'is' if said.count(OUT) == 1 else 'are'} not compared"] * (OUT in said)
+    counts = {
+        "a lower training loss than random reshuffling": said.count(HELPS),
+        "a higher one": said.count(WORSE),
+        "a difference that could be luck": said.count(CANNOT_TELL) + said.count(FEW_SEEDS),
+        "nothing to compare": said.count(OUT),
+    }
+    parts = [f"{count} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count]
+    if not counts["a lower training loss than random reshuffling"]:
+        parts.insert(0, "none has a lower training loss than random reshuffling")
     return f"Of {len(said)} order{'s' * (len(said) != 1)}, {', '.join(parts)}."

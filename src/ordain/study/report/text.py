@@ -35,11 +35,11 @@ def p_text(p: float | None) -> str:
     """Two significant digits, and no string of zeros.
 
     >>> p_text(0.0123), p_text(0.0), p_text(None)
-    ('0.012', '<1e-16', '-')
+    ('0.012', '< 1e-16', '-')
     """
     if p is None:
         return NOTHING
-    return "<1e-16" if p < 1e-16 else f"{p:.2g}"
+    return "< 1e-16" if p < 1e-16 else f"{p:.2g}"
 
 
 def bytes_text(size: float | None) -> str:
@@ -69,11 +69,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def plain(label: str) -> str:
-    """A label that a figure shows as it is: no mathematics, no control characters, not too long.
-
-    >>> plain("cost $x$")
-    'cost \\\\$x\\\\$'
-    """
+    """A label that a figure shows as it is: no mathematics, no control characters, not too long."""
     shown = "".join(letter for letter in label if letter.isprintable())
     shown = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
     return (" " if shown.startswith("_") else "") + shown.replace("$", r"\$")  # matplotlib leaves out _names

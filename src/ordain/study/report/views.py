@@ -172,6 +172,8 @@ def _entries(run: Run, rates: Mapping[str, float | None], length: int) -> dict[s
 
 
 def _entry(arm: Arm, rate: float | None, length: int) -> Entry:
+    if not arm.rates:
+        return Entry(arm, None, {}, "not started")
     if rate is None:
         states = sorted({job.state for job in arm.jobs} - {DONE})
         reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to choose a rate by"
