@@ -9,6 +9,8 @@ import typer
 import ordain
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
+from ordain.study.commands.run import run
+from ordain.study.commands.tasks import tasks
 
 __all__ = ["app"]
 
@@ -32,3 +34,5 @@ def _main(
 
 app.command()(herd)
 app.command()(demo)
+app.command()(run)
+app.command()(tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ordain.study.data import load
 from ordain.study.tasks.classes import classifier
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import Problem, Request, seeded
 
 __all__ = ["lenet", "lenet_on_cifar10"]
 
@@ -34,10 +33,17 @@ def lenet() -> nn.Module:
     )
 
 
-def lenet_on_cifar10(folder: Path, limit: int | None, weights: Path | None) -> Problem:
+def lenet_on_cifar10(request: Request) -> Problem:
     """Pixels in [-1, 1], no augmentation."""
     notes = ("Pixels are scaled to [-1, 1]; there is no augmentation.",)
-    return classifier(load("cifar10", folder), seeded(lenet), encode=_pixels, limit=limit, chunk=1000, notes=notes)
+    return classifier(
+        load("cifar10", request.folder, verify=request.verify),
+        seeded(lenet),
+        encode=_pixels,
+        limit=request.limit,
+        chunk=1000,
+        notes=notes,
+    )
 
 
 def _pixels(x: Any) -> Tensor:

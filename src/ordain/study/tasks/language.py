@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ordain.errors import InputError
 from ordain.study.data import load
 from ordain.study.tasks.classes import hits, plain_forward
 from ordain.study.tasks.split import split
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import Problem, Request, seeded
 
 __all__ = ["LanguageModel", "lstm_on_wikitext2", "sequences"]
 
@@ -58,13 +57,13 @@ def sequences(words: Any) -> tuple[Tensor, Tensor]:
     return ids[: count * LENGTH].view(count, LENGTH), ids[1 : count * LENGTH + 1].view(count, LENGTH)
 
 
-def lstm_on_wikitext2(folder: Path, limit: int | None, weights: Path | None) -> Problem:
+def lstm_on_wikitext2(request: Request) -> Problem:
     """An example is a sequence of 35 words."""
-    splits = load("wikitext2", folder)
+    splits = load("wikitext2", request.folder, verify=request.verify)
     if splits.valid is None or splits.test is None or splits.vocabulary is None:
         raise InputError("WikiText-2 in part", expected="train, valid and test", remedy="Fetch the missing files.")
     x, y = sequences(splits.train.x)
-    rows = torch.from_numpy(split(len(x), valid=False, test=False, limit=limit).train)
+    rows = torch.from_numpy(split(len(x), valid=False, test=False, limit=request.limit).train)
     valid_x, valid_y = sequences(splits.valid.x)
     test_x, test_y = sequences(splits.test.x)
     return Problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ordain.errors import InputError
 from ordain.study.data import bert_vocabulary, load
 from ordain.study.tasks.classes import classifier
-from ordain.study.tasks.task import Load, Problem, seeded
+from ordain.study.tasks.task import Load, Problem, Request, seeded
 
 __all__ = ["bert_on"]
 
@@ -33,18 +34,26 @@ _FOLDER = "bert-tiny"  # in the data folder
 def bert_on(data: str) -> Load:
     """Two layers of BERT with a classifier of two classes."""
 
-    def make(folder: Path, limit: int | None, weights: Path | None) -> Problem:
-        words = bert_vocabulary(folder)
-        found = weights or (folder / _FOLDER if (folder / _FOLDER).is_dir() else None)
+    def make(request: Request) -> Problem:
+        words = bert_vocabulary(request.folder, verify=request.verify)
+        own = request.folder / _FOLDER
+        found = request.weights or (own if own.is_dir() else None)
         shape, tensors, origin = _from_folder(found, len(words)) if found else (_TINY, {}, "random weights")
         notes = (
             f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
             f"{version('transformers')}.",
             f"No dropout; at most {LENGTH} word pieces, padded.",
         )
-        build = seeded(partial(_model, shape, tensors, len(words)))
-        encode = partial(_encode, words)
-        return classifier(load(data, folder), build, encode=encode, forward=_logits, limit=limit, chunk=256, notes=notes)
+        splits = load(data, request.folder, verify=request.verify)
+        return classifier(
+            replace(splits, valid=None, test=splits.valid),  # GLUE keeps its test labels: dev is what is tested on
+            seeded(partial(_model, shape, tensors, len(words))),
+            encode=partial(_encode, words),
+            forward=_logits,
+            limit=request.limit,
+            chunk=256,
+            notes=notes,
+        )
 
     return make
 
@@ -66,10 +75,11 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
+    import transformers
 
+    bert: Any = transformers  # its types say less than it takes
     # Without dropout the gradients of an example depend on the weights alone, and a run can be resumed exactly.
-    config = BertConfig(
+    config = bert.BertConfig(
         vocab_size=words,
         num_hidden_layers=_LAYERS,
         hidden_dropout_prob=0.0,
@@ -77,7 +87,7 @@ def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.
         num_labels=2,
         **shape,
     )
-    model: nn.Module = BertForSequenceClassification(config)
+    model: nn.Module = bert.BertForSequenceClassification(config)
     if tensors:
         model.get_submodule("bert").load_state_dict(tensors, strict=False)
     return model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from ordain.study.data import load
 from ordain.study.tasks.classes import classifier
-from ordain.study.tasks.task import Load, Problem, seeded
+from ordain.study.tasks.task import Load, Problem, Request, seeded
 
 __all__ = ["logistic_regression", "standardise"]
 
@@ -26,12 +25,12 @@ def logistic_regression(
 ) -> Load:
     """Softmax regression on a data set whose examples are numbers; bytes become [0, 1]."""
 
-    def make(folder: Path, limit: int | None, weights: Path | None) -> Problem:
-        splits = load(data, folder)
+    def make(request: Request) -> Problem:
+        splits = load(data, request.folder, verify=request.verify)
         features = int(np.prod(np.shape(splits.train.x)[1:]))
         classes = int(np.max(splits.train.y)) + 1
         build = seeded(partial(nn.Linear, features, classes))
-        return classifier(splits, build, encode=_rows, scale=scale, limit=limit, notes=notes)
+        return classifier(splits, build, encode=_rows, scale=scale, limit=request.limit, notes=notes)
 
     return make
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Defaults", "Load", "Problem", "Task", "seeded"]
+from ordain.errors import InputError
+
+__all__ = ["Defaults", "Load", "Problem", "Request", "Task", "seeded"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,24 @@ class Defaults:
     clip: float | None = None
 
 
-Load = Callable[[Path, int | None, Path | None], Problem]  # (data folder, limit, weights)
+@dataclass(frozen=True)
+class Request:
+    """What a task is made from.
+
+    Attributes:
+        folder: of all data sets.
+        limit: train on this many examples only.
+        weights: the folder of weights to start from.
+        verify: compare the data with their publishers' checksums and counts.
+    """
+
+    folder: Path
+    limit: int | None = None
+    weights: Path | None = None
+    verify: bool = True
+
+
+Load = Callable[[Request], Problem]
 
 
 @dataclass(frozen=True)
@@ -99,9 +118,13 @@ class Task:
     make: Load
     takes_weights: bool = False
 
-    def load(self, folder: Path, limit: int | None = None, weights: Path | None = None) -> Problem:
-        """The problem, from files in ``folder``; ``limit`` takes fewer training examples."""
-        return self.make(folder, limit, weights)
+    def load(
+        self, folder: Path, limit: int | None = None, *, weights: Path | None = None, verify: bool = True
+    ) -> Problem:
+        """The problem, from files in ``folder``: see :class:`Request`."""
+        if weights is not None and not self.takes_weights:
+            raise InputError(f"--weights with {self.name}", expected="a BERT's task", remedy="Leave it out.")
+        return self.make(Request(folder, limit, weights, verify))
 
 
 def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
