@@ -10,6 +10,8 @@ import ordain
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
 from ordain.study.commands.report import report
+from ordain.study.commands.run import run
+from ordain.study.commands.tasks import tasks
 
 __all__ = ["app"]
 
@@ -34,3 +36,5 @@ def _main(
 app.command()(herd)
 app.command()(demo)
 app.command()(report)
+app.command()(run)
+app.command()(tasks)

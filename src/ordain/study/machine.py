@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["machine", "versions"]
+__all__ = ["machine", "revision", "versions"]
 
 _PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
 
@@ -29,3 +31,13 @@ def _cpu() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def revision() -> str | None:
+    """The commit that ordain runs from, where it runs from a checkout; ``-dirty`` if files have changed since."""
+    top, git = Path(__file__).resolve().parents[3], shutil.which("git")
+    if git is None or not (top / ".git").exists():
+        return None
+    words = [git, "-C", str(top), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    return found.stdout.strip() or None
