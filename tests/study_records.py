@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-LABELS = {"rr": "random reshuffling", "grab": "GraB", "so": "shuffle once", "greedy": "greedy"}
+LABELS = {
+    "grab@16": "GraB, units of 16",
+    "rr": "random reshuffling",
+    "grab": "GraB",
+    "so": "shuffle once",
+    "greedy": "greedy",
+}
 CONFIG: dict[str, Any] = {
     "format": 1,
     "kind": "training",
@@ -25,7 +31,14 @@ CONFIG: dict[str, Any] = {
 
 def start(arm: str, lr: float, seed: int, **other: Any) -> dict[str, Any]:
     base = arm.partition("@")[0]
-    line = {"kind": "start", "arm": arm, "label": LABELS.get(base, arm), "order": base, "lr": lr, "seed": seed}
+    line = {
+        "kind": "start",
+        "arm": arm,
+        "label": LABELS.get(arm, LABELS.get(base, arm)),
+        "order": base,
+        "lr": lr,
+        "seed": seed,
+    }
     return line | {"group": 1, "threads": 1} | other
 
 

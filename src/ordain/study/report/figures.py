@@ -31,7 +31,9 @@ def draw(name: str, text: str, figure: Figure) -> Drawn:
     """Render it twice."""
     with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        return Drawn(name, text, png(figure, dpi=160), svg(figure))
+        pixels = png(figure, dpi=160)
+        figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
+        return Drawn(name, text, pixels, svg(figure))
 
 
 def training_figures(run: Run, found: list[View]) -> dict[str, list[Drawn]]:

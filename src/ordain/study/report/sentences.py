@@ -108,12 +108,12 @@ def headline(view: View) -> str:
     if not said:
         return "There is no order to compare with random reshuffling."
     counts = {
-        "a lower training loss than random reshuffling": said.count(HELPS),
-        "a higher one": said.count(WORSE),
+        "a clearly lower training loss than random reshuffling": said.count(HELPS),
+        "a clearly higher one": said.count(WORSE),
         "a difference that could be luck": said.count(CANNOT_TELL) + said.count(FEW_SEEDS),
         "nothing to compare": said.count(OUT),
     }
     parts = [f"{count} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count]
-    if not counts["a lower training loss than random reshuffling"]:
-        parts.insert(0, "none has a lower training loss than random reshuffling")
+    if not said.count(HELPS):
+        parts.insert(0, "none has a clearly lower training loss than random reshuffling")
     return f"Of {len(said)} order{'s' * (len(said) != 1)}, {', '.join(parts)}."

@@ -10,7 +10,7 @@ from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, cells, rows
 from ordain.study.report.sentences import headline, sentences
 from ordain.study.report.views import BASELINE, Problem, View, metrics, problems, views
-from ordain.study.runs.records import Run
+from ordain.study.runs.records import TRAINING, Run
 
 __all__ = ["training_content"]
 
@@ -36,7 +36,7 @@ def training_content(run: Run) -> Content:
     costs = Section("Rates and costs", f"Time, memory and speed: {found[0].title}.", drawn["costs"])
     out = [*problems(run), *absent(run, found)]
     return Content(
-        title=f"{run.header.task}: orders compared",
+        title=f"{run.header.task}: {_subject(run)}",
         facts=_facts(run),
         warnings=_warnings(run, found, out),
         tellings=[_telling(run, view) for view in found],
@@ -61,13 +61,15 @@ def _table(view: View) -> Table:
 
 def _facts(run: Run) -> str:
     problem, config = run.header.problem, run.config
-    sizes = {"to train on": "train", "to validate": "valid", "to test": "test"}
-    examples = [f"{count_text(problem[key])} {what}" for what, key in sizes.items() if problem.get(key)]
-    parts = [f"{', '.join(examples)}"] if examples else []
-    parts += [f"{count_text(problem[key])} {key}" for key in ("parameters",) if problem.get(key)]
-    parts += [f"{count_text(config['epochs'])} epochs"] * ("epochs" in config)
-    parts += [f"batches of {count_text(config['batch_size'])}"] * ("batch_size" in config)
-    return "; ".join(parts)
+    sizes = {"train": "to train on", "valid": "to validate", "test": "to test"}
+    examples = ", ".join(f"{count_text(problem[key])} {what}" for key, what in sizes.items() if problem.get(key))
+    parts = {
+        "": examples,
+        " parameters": count_text(problem.get("parameters", "")),
+        " epochs": count_text(config.get("epochs", "")),
+        " examples to a batch": count_text(config.get("batch_size", "")),
+    }
+    return "; ".join(f"{text}{unit}" for unit, text in parts.items() if text)
 
 
 def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:
@@ -91,6 +93,11 @@ def _problem_table(out: Sequence[Problem]) -> Table:
         for problem in out
     ]
     return Table("Not compared", ("order", "rate", "seeds", "state", "why"), lines, [problem.state for problem in out])
+
+
+def _subject(run: Run) -> str:
+    study = run.config.get("study", TRAINING)
+    return "orders compared" if study == TRAINING else f"study of {study}"
 
 
 def _capital(text: str) -> str:

@@ -153,7 +153,9 @@ def read_header(folder: Path) -> Header:
     fields = Fields(read_object(path.read_bytes(), str(path)), str(path))
     found = fields.integer("format")
     if found != FORMAT:
-        raise InputError(f"format {found} in {path}", expected=f"format {FORMAT}", remedy="Use the ordain that wrote it.")
+        raise InputError(
+            f"format {found} in {path}", expected=f"format {FORMAT}", remedy="Use the ordain that wrote it."
+        )
     kind = fields.text("kind")
     return Header(
         kind=kind,
