@@ -254,7 +254,8 @@ addEventListener("load", async () => {
     const page = frame.contentDocument, images = [...page.images];
     await Promise.all(images.map(image => image.decode()));
     const decoded = images.filter(image => image.naturalWidth > 0);
-    found[frame.width] = [page.documentElement.scrollWidth - page.documentElement.clientWidth, images.length, decoded.length];
+    const root = page.documentElement;
+    found[frame.width] = [root.scrollWidth - root.clientWidth, images.length, decoded.length];
   }
   document.title = JSON.stringify(found);
 });

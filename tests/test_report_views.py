@@ -68,7 +68,7 @@ def test_a_rate_at_which_a_seed_diverged_is_out(folder: Path) -> None:
     run = read_run(folder)
     assert views(run)[0].entries["rr"].rate == 0.1
     (problem,) = problems(run)
-    assert (problem.rate, problem.seeds, problem.state, problem.why) == (0.3, (4,), "diverged", "not finite")
+    assert (problem.rates, problem.seeds, problem.state, problem.why) == ((0.3,), (4,), "diverged", "not finite")
 
 
 def test_an_arm_that_diverges_at_rrs_rate_is_told_not_dropped(folder: Path) -> None:
@@ -183,8 +183,9 @@ def test_row_numbers(folder: Path) -> None:
     assert row.train == (pytest.approx(0.412), pytest.approx(0.013038, abs=1e-6))
     text = cells([baseline, row])[1]
     assert len(text) == len(HEADINGS)
-    assert text[:5] == ("GraB", "0.1", "0.4120 ± 0.0130", "0.4120 ± 0.0130", "90.00 ± 0.00")
-    assert text[8:11] == ("50 %", "104 B", "3.0 MiB")
+    assert text[:2] == ("GraB", "helps")
+    assert text[2:6] == ("0.1", "0.4120 ± 0.0130", "0.4120 ± 0.0130", "90.00 ± 0.00")
+    assert text[9:12] == ("50 %", "104 B", "3.0 MiB")
     job = run.arms["rr"].rates[0.1][0]
     assert to_goal(job, 1.0) == (1.0, 2.5)
     assert to_goal(job, 0.1) == (math.inf, math.inf)
@@ -195,13 +196,13 @@ def test_what_was_asked_for_and_not_begun(tmp_path: Path) -> None:
     write_config(tmp_path, config=asked)
     jobs(tmp_path, "rr", [0.5, 0.6])
     run = with_asked(read_run(tmp_path))
-    left = [(problem.label, problem.rate, problem.seeds) for problem in absent(run, views(run))]
-    assert left == [("random reshuffling", 0.3, (0, 1)), ("GraB", 0.1, (0, 1)), ("GraB", 0.3, (0, 1))]
+    left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
+    assert left == [("random reshuffling", (0.3,), (0, 1)), ("GraB", (0.1, 0.3), (0, 1))]
     assert rows(views(run)[0])[1].verdict == "not started"
     write_config(tmp_path, config=asked | {"protocol": "paper"})
     run = with_asked(read_run(tmp_path))
-    left = [(problem.label, problem.rate, problem.seeds) for problem in absent(run, views(run))]
-    assert left == [("random reshuffling", 0.3, (0, 1)), ("GraB", 0.1, (0, 1))]
+    left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
+    assert left == [("random reshuffling", (0.3,), (0, 1)), ("GraB", (0.1,), (0, 1))]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ordain.orders import ORDERS
-from ordain.study.report.views import BASELINE, Problem, View
+from ordain.study.report.views import BASELINE, Problem, View, gathered
 from ordain.study.runs.records import Arm, Run
 
 __all__ = ["absent", "with_asked"]
@@ -24,14 +24,14 @@ def absent(run: Run, found: Sequence[View]) -> list[Problem]:
     """Jobs that the configuration asks for and that have no record."""
     seeds = [seed for seed in _list(run, "seeds") if isinstance(seed, int)]
     rates = [float(rate) for rate in _list(run, "rates") if isinstance(rate, int | float)]
-    missing = []
+    missing: dict[tuple[str, str, str], dict[float, list[int]]] = {}
     for name in (name for name in _list(run, "arms") if isinstance(name, str)):
         arm = run.arms[name]
         for rate in _rates_of(name, rates, run, found):
-            left = tuple(seed for seed in seeds if seed not in arm.rates.get(rate, {}))
+            left = [seed for seed in seeds if seed not in arm.rates.get(rate, {})]
             if left:
-                missing.append(Problem(arm.label, rate, left, "not started", ""))
-    return missing
+                missing.setdefault((arm.label, "not started", ""), {})[rate] = left
+    return gathered(missing)
 
 
 def _rates_of(name: str, rates: list[float], run: Run, found: Sequence[View]) -> list[float]:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from ordain.study.report.curves import FONTS, WIDTH
 from ordain.study.report.rows import Row
@@ -132,8 +132,7 @@ def _two_columns(
             axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
             axes.set_title(title)
             axes.xaxis.set_major_locator(MaxNLocator(3))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, say=say: say(value)))
-            axes.tick_params(axis="x", labelsize=8)
+            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar has its number
             finish(axes)
             axes.set_axisbelow(True)
             axes.grid(visible=False, axis="y")

@@ -17,6 +17,7 @@ __all__ = ["HEADINGS", "Row", "cells", "rows", "to_goal"]
 
 HEADINGS = (
     "order",
+    "verdict",
     "rate",
     "final train loss",
     "valid loss",
@@ -29,7 +30,6 @@ HEADINGS = (
     "peak memory",
     "p",
     "Holm p",
-    "verdict",
 )
 
 
@@ -151,6 +151,7 @@ def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
     return [
         (
             row.label,
+            row.verdict,
             NOTHING if row.rate is None else f"{row.rate:g}",
             spread(*row.train, train),
             spread(*row.valid, valid),
@@ -163,7 +164,6 @@ def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
             bytes_text(row.peak_bytes),
             p_text(row.comparison.p if row.comparison else None),
             p_text(row.comparison.holm if row.comparison else None),
-            row.verdict,
         )
         for row in table
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ordain.study.report.asked import absent, with_asked
-from ordain.study.report.content import Content, Section, Table, Telling, count_text, made_with
+from ordain.study.report.content import Content, Section, Table, Telling, count_text, made_with, value_text
 from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, cells, rows
 from ordain.study.report.sentences import headline, sentences
@@ -77,7 +77,7 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
     limit = run.config.get("limit")
     if limit is not None:
         said.append(f"Reduced: trained on {count_text(limit)} examples only (limit).")
-    jobs = sum(len(problem.seeds) for problem in out)
+    jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
     if jobs:
         said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} in no comparison: see “Not compared” below.")
     if BASELINE not in run.arms:
@@ -89,10 +89,10 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
 
 def _problem_table(out: Sequence[Problem]) -> Table:
     lines = [
-        (problem.label, f"{problem.rate:g}", " ".join(str(seed) for seed in problem.seeds), problem.state, problem.why)
+        (problem.label, value_text(problem.rates), value_text(problem.seeds), problem.state, problem.why)
         for problem in out
     ]
-    return Table("Not compared", ("order", "rate", "seeds", "state", "why"), lines, [problem.state for problem in out])
+    return Table("Not compared", ("order", "rates", "seeds", "state", "why"), lines, [problem.state for problem in out])
 
 
 def _subject(run: Run) -> str:

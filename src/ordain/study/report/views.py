@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ordain.study.report.statistics import Comparison, compare, corrected, mean
 from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
 
-__all__ = ["BASELINE", "Entry", "Metric", "Problem", "View", "best_rate", "metrics", "problems", "views"]
+__all__ = ["BASELINE", "Entry", "Metric", "Problem", "View", "best_rate", "gathered", "metrics", "problems", "views"]
 
 BASELINE = "rr"
 
@@ -82,10 +82,21 @@ class Problem:
     """Jobs of an arm that are in no comparison, and why."""
 
     label: str
-    rate: float
+    rates: tuple[float, ...]
     seeds: tuple[int, ...]
     state: str
-    why: str
+    why: str = ""
+
+
+def gathered(found: Mapping[tuple[str, str, str], Mapping[float, Sequence[int]]]) -> list[Problem]:
+    """From ``found[label, state, why][rate]``, one problem for the rates at which the same seeds have it."""
+    problems = []
+    for (label, state, why), by_rate in found.items():
+        rates: dict[tuple[int, ...], list[float]] = {}
+        for rate, seeds in by_rate.items():
+            rates.setdefault(tuple(seeds), []).append(rate)
+        problems += [Problem(label, tuple(at), seeds, state, why) for seeds, at in rates.items()]
+    return problems
 
 
 TRAIN = Metric("train-loss", "training loss", lambda epoch: epoch.train_loss)
@@ -142,7 +153,7 @@ def best_rate(arm: Arm, *, length: int) -> float | None:
 def problems(run: Run) -> list[Problem]:
     """Every job that is in no comparison: unfinished, diverged, refused, or ended at another epoch than the rest."""
     length = _length(run)
-    found: dict[tuple[str, float, str, str], list[int]] = {}
+    found: dict[tuple[str, str, str], dict[float, list[int]]] = {}
     for arm in run.arms.values():
         for job in arm.jobs:
             state, why = job.state, job.why or ""
@@ -154,8 +165,8 @@ def problems(run: Run) -> list[Problem]:
             if job.needed_bytes:
                 why += f" (needs {job.needed_bytes:,} bytes)"
             if state != DONE:
-                found.setdefault((arm.label, job.lr, state, why.strip()), []).append(job.seed)
-    return [Problem(label, rate, tuple(seeds), state, why) for (label, rate, state, why), seeds in found.items()]
+                found.setdefault((arm.label, state, why.strip()), {}).setdefault(job.lr, []).append(job.seed)
+    return gathered(found)
 
 
 def _length(run: Run) -> int:

@@ -63,7 +63,7 @@ def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
         figure = embedded(content.figures[0]) if content.figures else None
         parts.append(
             {
-                "title": content.title,
+                "title": content.title if content.title.startswith(run.name) else f"{run.name}: {content.title}",
                 "link": f"{quote(run.name)}/index.html",
                 "why": None,
                 "facts": content.facts,
