@@ -44,4 +44,6 @@ def mean_and_error(values: ArrayLike) -> tuple[float, float | None]:
 
 def spread(mean: float, error: float | None, form: str = ".3g") -> str:
     """``mean ± error`` as text."""
-    return f"{mean:{form}}" if error is None else f"{mean:{form}} ± {error:{form}}"
+    shown = f"{mean:{form}}"
+    shown = shown if float(shown) else shown.removeprefix("-")  # no minus before zero
+    return shown if error is None else f"{shown} ± {error:{form}}"

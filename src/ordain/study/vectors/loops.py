@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KINKED", "QUADRATIC", "SINE", "epoch", "longest_prefixes"]
+__all__ = ["KINKED", "QUADRATIC", "SINE", "clipped_walk", "epoch", "longest_prefixes"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
@@ -43,6 +43,31 @@ def longest_prefixes(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64]) ->
 
 
 @_compiled
+def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Floats, c: float) -> NDArray[np.int8]:
+    """Algorithm 6's signs for the centred rows of ``z [n, d]`` in the order ``sigma``, clipped where it would fail.
+
+    The rows are scaled by their largest norm; ``u [n]`` are uniform numbers.
+    """
+    n, d = z.shape
+    square = 0.0
+    for i in range(n):
+        of_row = 0.0
+        for j in range(d):
+            of_row += (z[i, j] - mean[j]) ** 2
+        square = max(square, of_row)
+    total, signs = np.zeros(d), np.empty(n, dtype=np.int8)
+    for t in range(n):
+        row = z[sigma[t]]
+        inner = 0.0
+        for j in range(d):
+            inner += total[j] * (row[j] - mean[j])
+        signs[t] = 1 if u[t] < 0.5 - inner / square / (2.0 * c) else -1  # beyond [0, 1] the sign is certain
+        for j in range(d):
+            total[j] += signs[t] * (row[j] - mean[j])
+    return signs
+
+
+@_compiled
 def slope_at(kind: int, low: float, high: float, x: float) -> float:
     """h'(x) of one coordinate with curvatures between ``low`` and ``high``: see ``problems.py``."""
     if kind == QUADRATIC:
@@ -56,7 +81,7 @@ def slope_at(kind: int, low: float, high: float, x: float) -> float:
 def epoch(
     kind: int, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
 ) -> None:
-    """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills gradients ``[n, d]``."""
+    """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills ``out [n, d]``."""
     for t in range(len(sigma)):
         i = sigma[t]
         for j in range(len(w)):

@@ -23,6 +23,7 @@ LABELS = {
     "quadratic": "quadratic, strongly convex",
     "kinked": "kinked, strongly convex",
     "sine": "PL, not convex",
+    "noisy": "PL, not convex, noisy",
 }
 _SINE_MU = 0.1755  # of x^2 + 3 sin(x)^2: min of h'^2/2h, at x = 2.2017 (tests); the literature has 1/32
 
@@ -34,7 +35,7 @@ class Problem:
     - quadratic: h_j = low_j x^2 / 2.
     - kinked: h_j = high_j x^2 / 2 for x < 0, low_j x^2 / 2 for x >= 0. A random walk around the kink feels a
       force on average, as no smooth function's minimum has at small steps: RR's rate is tight on such functions.
-    - sine: h_j = x^2 + 3 sin(x)^2, with curvatures from -4 to 8.
+    - sine: h_j = x^2 + 3 sin(x)^2, with curvatures from -4 to 8, started where they are negative.
     """
 
     kind: int
@@ -81,4 +82,5 @@ def problem(name: str, *, n: int, d: int, seed: int) -> Problem:
         return Problem(loops.QUADRATIC, q, q, b, one / np.sqrt(d))
     if name == "kinked":
         return Problem(loops.KINKED, 0.25 * one, one, b, one / np.sqrt(d))
-    return Problem(loops.SINE, -4 * one, 8 * one, 4 * b, 1.5 * one)
+    # "noisy": varsigma^2 far above F L, so that small mean gradients take small steps, as the non-convex rates assume.
+    return Problem(loops.SINE, -4 * one, 8 * one, (1000 if name == "noisy" else 4) * b, 1.5 * one)

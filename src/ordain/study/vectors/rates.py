@@ -32,16 +32,16 @@ class Rates:
     problems: tuple[str, ...] = tuple(problems.LABELS)
     orders: tuple[str, ...] = ("rr", "so", "flipflop", "grab", "grab-pair")
     n: int = 256
-    epochs: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    epochs: tuple[int, ...] = (8, 16, 32, 64, 128)
     sizes: tuple[int, ...] = (32, 64, 128, 256, 512)
-    at_epochs: int = 64
-    grid: tuple[float, ...] = tuple(float(2.0 ** (k / 2)) for k in range(-11, 8))
+    at_epochs: int = 32
+    grid: tuple[float, ...] = tuple(2.0 ** (2 * k / 3) for k in range(-8, 6))
 
 
 def _sizes(quick: bool, **changes: Any) -> Rates:
-    small = {
+    small: dict[str, Any] = {
         "seeds": 2,
-        "problems": ("quadratic", "sine"),
+        "problems": ("quadratic", "noisy"),
         "orders": ("rr", "grab"),
         "n": 16,
         "epochs": (4, 8),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
-from ordain.study.vectors.fitting import Slope, slope
+from ordain.study.vectors.fitting import Slope, slope, spread
 from ordain.study.vectors.study import Point, Record, Study, Table
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _draw(config: Statement1, records: list[Record]) -> dict[str, Figure]:
         if not at:
             continue
         fitted = _fit(config, records, order)
-        text = label if fitted is None else f"{label}: slope {fitted.mean:.2f}"
+        text = label if fitted is None else f"{label}: slope {spread(fitted.mean, None, '.2f')}"
         look = style(position)
         axes.plot(at, values.mean(axis=0), label=text, **look.line(1))
         axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=look.color, alpha=0.12, linewidth=0)

@@ -69,7 +69,7 @@ def _draw(config: ToyHerding, records: list[Record]) -> dict[str, Figure]:
 
     from ordain.study.style import LEGEND, finish, style
 
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    figure = Figure(figsize=(8.6, 4.6), layout="constrained")
     axes = figure.subplots()
     for position, (order, label) in enumerate(_LABELS.items()):
         of = [record for record in records if record["order"] == order]
@@ -83,7 +83,7 @@ def _draw(config: ToyHerding, records: list[Record]) -> dict[str, Figure]:
     axes.set_xlabel("vectors in the prefix")
     axes.set_ylabel("l2 norm of the centred prefix sum (log scale)")
     seeds = len({record["seed"] for record in records})
-    axes.set_title(f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: mean of {seeds} seeds (band: all of them)")
+    axes.set_title(f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: mean of {seeds} seeds (band: all)")
     finish(axes)
     figure.legend(loc="outside right upper", **LEGEND)
     return {"prefix-norms": figure}
