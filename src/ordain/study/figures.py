@@ -1,11 +1,8 @@
-"""The figures, as PNG bytes: colours that colour-blind readers can tell apart, and shapes for grey print."""
+"""The figures of the demo and of herded vectors, as PNG bytes."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,46 +11,17 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullF
 from numpy.typing import NDArray
 
 from ordain.study.demo import ARMS, BASELINE, Run
+from ordain.study.style import LEGEND, Style, finish, png, style
 
 __all__ = ["accuracy_figure", "loss_figure", "prefix_figure", "summary_figure"]
 
 Curves = Mapping[str, NDArray[np.float64]]
 
-# Okabe and Ito's palette without yellow, which is too pale for lines on white; black is RR's alone.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-_MARKERS = "sv^D<>PXph*d"
 _POINTS = 600  # of a prefix curve: as many as a figure can show
-_LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.4}  # long enough to show the dashes
 _README = ("rr", "so", "herding", "grab", "grab-pair")  # few enough for a small picture
 
 
-@dataclass(frozen=True)
-class _Style:
-    color: str
-    linestyle: Any
-    marker: str
-    linewidth: float = 1.6
-
-    def line(self, every: int) -> dict[str, Any]:
-        return {
-            "color": self.color,
-            "linestyle": self.linestyle,
-            "marker": self.marker,
-            "linewidth": self.linewidth,
-            "markersize": 4.5,
-            "markevery": every,
-        }
-
-
-def _style(position: int) -> _Style:
-    if position == 0:
-        return _Style("black", "-", "o", 2.2)
-    place = position - 1
-    return _Style(_COLOURS[place % len(_COLOURS)], _DASHES[position % len(_DASHES)], _MARKERS[place % len(_MARKERS)])
-
-
-_STYLES = {name: _style(position) for position, name in enumerate(ARMS)}
+_STYLES = {name: style(position) for position, name in enumerate(ARMS)}
 
 
 def loss_figure(runs: Mapping[str, Sequence[Run]]) -> bytes:
@@ -66,17 +34,17 @@ def loss_figure(runs: Mapping[str, Sequence[Run]]) -> bytes:
     left.set_title("Train loss: mean and standard deviation over seeds")
 
     for place, (name, of) in enumerate(runs.items()):
-        style, final = _STYLES[name], [run.train_loss[-1] for run in of]
-        right.plot(final, [place] * len(final), style.marker, color=style.color, alpha=0.6, markersize=6)
-        right.plot([np.mean(final)] * 2, [place - 0.35, place + 0.35], color=style.color, linewidth=2.5)
+        look, final = _STYLES[name], [run.train_loss[-1] for run in of]
+        right.plot(final, [place] * len(final), look.marker, color=look.color, alpha=0.6, markersize=6)
+        right.plot([np.mean(final)] * 2, [place - 0.35, place + 0.35], color=look.color, linewidth=2.5)
     right.set_yticks(range(len(runs)), [ARMS[name] for name in runs])
     right.invert_yaxis()
     right.xaxis.set_major_locator(MaxNLocator(5))
     right.set_xlabel("train loss after the last epoch (cross-entropy, nats)")
     right.set_title("Each seed (mark) and their mean (bar)")
-    _finish(right)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, **_LEGEND)
-    return _png(figure)
+    finish(right)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    return png(figure)
 
 
 def accuracy_figure(runs: Mapping[str, Sequence[Run]]) -> bytes:
@@ -91,8 +59,8 @@ def accuracy_figure(runs: Mapping[str, Sequence[Run]]) -> bytes:
     axes.set_title("Test accuracy: mean over seeds (band: RR's standard deviation)")
     axes.set_ylabel("test accuracy, %")
     _finish_epochs(axes)
-    figure.legend(loc="outside right upper", **_LEGEND)
-    return _png(figure)
+    figure.legend(loc="outside right upper", **LEGEND)
+    return png(figure)
 
 
 def prefix_figure(curves: Curves, *, title: str) -> bytes:
@@ -101,8 +69,8 @@ def prefix_figure(curves: Curves, *, title: str) -> bytes:
     axes = figure.subplots()
     _draw_prefixes(axes, curves)
     axes.set_title(title)
-    figure.legend(loc="outside right upper", **_LEGEND)
-    return _png(figure)
+    figure.legend(loc="outside right upper", **LEGEND)
+    return png(figure)
 
 
 def summary_figure(runs: Mapping[str, Sequence[Run]], curves: Curves) -> bytes:
@@ -111,14 +79,14 @@ def summary_figure(runs: Mapping[str, Sequence[Run]], curves: Curves) -> bytes:
     left, right = figure.subplots(1, 2)
     for position, name in enumerate(_README):
         losses = np.array([run.train_loss for run in runs[name]])
-        _draw_band(left, ARMS[name], losses, _style(position))
+        _draw_band(left, ARMS[name], losses, style(position))
     _finish_loss(left)
     left.set_title("Logistic regression on digits: train loss")
-    left.legend(**_LEGEND)
+    left.legend(**LEGEND)
     _draw_prefixes(right, curves)
     right.set_title("Herding: prefix sums of random vectors")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, **_LEGEND)
-    return _png(figure, dpi=100)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, **LEGEND)
+    return png(figure, dpi=100)
 
 
 def _finish_loss(axes: Axes) -> None:
@@ -130,25 +98,25 @@ def _finish_loss(axes: Axes) -> None:
     _finish_epochs(axes)
 
 
-def _draw_band(axes: Axes, label: str, values: NDArray[np.float64], style: _Style, *, band: bool = True) -> None:
+def _draw_band(axes: Axes, label: str, values: NDArray[np.float64], look: Style, *, band: bool = True) -> None:
     """Mean and standard deviation over seeds ``[seeds, epochs + 1]``, from the first epoch's end on."""
     values = values[:, 1:]
     epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(axis=0)
-    axes.plot(epochs, mean, label=label, **style.line(max(1, len(mean) // 8)))
+    axes.plot(epochs, mean, label=label, **look.line(max(1, len(mean) // 8)))
     if band and len(values) > 1:
         sd = values.std(axis=0, ddof=1)
-        axes.fill_between(epochs, mean - sd, mean + sd, color=style.color, alpha=0.1, linewidth=0)
+        axes.fill_between(epochs, mean - sd, mean + sd, color=look.color, alpha=0.1, linewidth=0)
 
 
 def _draw_prefixes(axes: Axes, curves: Curves) -> None:
     for position, (label, norms) in enumerate(curves.items()):
         at, shown = _thin(norms)
-        axes.plot(at, shown, label=label, **_style(position).line(max(1, len(at) // 8)))
+        axes.plot(at, shown, label=label, **style(position).line(max(1, len(at) // 8)))
     if all((_thin(norms)[1] > 0).all() for norms in curves.values()):
         axes.set_yscale("log")
     axes.set_xlabel("vectors in the prefix")
     axes.set_ylabel("l2 norm of the centred prefix sum")
-    _finish(axes)
+    finish(axes)
 
 
 def _thin(norms: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -161,15 +129,4 @@ def _thin(norms: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.flo
 def _finish_epochs(axes: Axes) -> None:
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _finish(axes)
-
-
-def _finish(axes: Axes) -> None:
-    axes.grid(alpha=0.25, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _png(figure: Figure, *, dpi: int = 150) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
-    return buffer.getvalue()
+    finish(axes)
