@@ -18,6 +18,7 @@ from ordain import FixedOrder, RandomReshuffling
 from ordain.errors import InputError, StateError
 from ordain.herding import herding_objective
 from ordain.orders import ORDERS
+from ordain.study import vectors
 from ordain.study.runs import arms, meters, probe, runner, training
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.greedy import greedy_seconds
@@ -358,6 +359,13 @@ def test_a_failing_job_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch
     monkeypatch.undo()
     assert call(*words).exit_code == 0
     assert record(tmp_path, "so")[-1]["state"] == "done"
+
+
+def test_vector_studies_are_dispatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(vectors, "run_study", lambda *words, report, **options: seen.append((*words, options)))
+    assert call("run", "statement1", "--out", tmp_path, "--seeds", 2, "--quick").exit_code == 0
+    assert seen == [("statement1", tmp_path, {"seeds": 2, "quick": True})]
 
 
 def test_the_command_refuses_plainly(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from recorded import call, record
 from standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
 
 from ordain.errors import InputError
+from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
 from ordain.study.tasks.language import sequences
 from ordain.study.tasks.split import split
+from ordain.study.vectors import STUDIES
 
 BERTS = ("sst2", "qnli")
 FILES = {**WRITERS, "digits": lambda folder: None}
@@ -206,4 +208,4 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
 def test_tasks_are_listed() -> None:
     result = call("tasks")
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in (*TASKS, "fixed-orders", "granularity", "memory"))
+    assert all(name in result.stdout for name in (*TASKS, *ABLATIONS, *STUDIES))
