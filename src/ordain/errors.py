@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BalancingFailedError",
+    "FetchError",
     "GradientError",
     "InputError",
     "MemoryLimitError",
@@ -52,6 +53,10 @@ class UnsupportedModuleError(OrdainError, TypeError):
 
 class BalancingFailedError(OrdainError, RuntimeError):
     """The self-balancing walk (Alg. 6) left its bound c."""
+
+
+class FetchError(OrdainError, RuntimeError):
+    """Data that could not be had from their publisher: no network, another file than it should be, a full disk."""
 
 
 class OrdainWarning(UserWarning):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import ordain
+from ordain.study.commands.data import data
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
 from ordain.study.commands.report import report
@@ -38,3 +39,4 @@ app.command()(demo)
 app.command()(report)
 app.command()(run)
 app.command()(tasks)
+app.add_typer(data, name="data")

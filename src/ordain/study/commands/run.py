@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +14,7 @@ import typer
 
 from ordain.errors import InputError
 from ordain.study.commands.plain import plain_errors
+from ordain.study.progress import reporting
 
 if TYPE_CHECKING:
     from ordain.study.runs.config import RunConfig
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_INTERRUPTED = 130
+_INTERRUPTED, _SEEDS = 130, 5
 _ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
 
 
@@ -35,7 +38,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
     task: Annotated[str, typer.Option(help="The task of an ablation.")] = "mnist",
     orders: Annotated[str | None, typer.Option(help="Orders, by commas; grab@8 orders units of 8 examples.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each order runs with.")] = 5,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds each order runs with; 5 by default.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs each job trains for.")] = None,
     lr: Annotated[str | None, typer.Option(help="Learning rates, by commas.")] = None,
     protocol: Annotated[
@@ -52,6 +55,7 @@ def run(
     memory_limit: Annotated[float, typer.Option(help="GiB that Greedy and herding may store.")] = 2.0,
     greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if herding would take a job longer.")] = 1.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A vector study in small.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the data with their publishers' checksums.")] = True,
 ) -> None:
     """Train a task under several orders. The same command goes on where it was stopped."""
@@ -60,18 +64,20 @@ def run(
     from ordain.study.runs.display import displaying
     from ordain.study.runs.runner import run as run_all
     from ordain.study.tasks import TASKS
+    from ordain.study.vectors import STUDIES, run_study
 
     folder = out or Path("runs") / name
+    if name in STUDIES:
+        with plain_errors(), _stoppable(folder), reporting(name, lines=True) as tell:
+            run_study(name, folder, report=tell, seeds=seeds, quick=quick)
+        return
     with plain_errors():
         ablation = ABLATIONS.get(name)
-        trained = TASKS.get(task if ablation else name)
+        asked = task if ablation else name
+        trained = TASKS.get(asked)
         if trained is None:
-            known = (*TASKS, *ABLATIONS)
-            raise InputError(
-                f"the task {task if ablation else name!r}",
-                expected=f"one of {', '.join(known)}",
-                remedy="See: ordain tasks",
-            )
+            known = ", ".join(TASKS if ablation else (*TASKS, *ABLATIONS, *STUDIES))
+            raise InputError(f"the task {asked!r}", expected=f"one of {known}", remedy="See: ordain tasks")
         defaults = trained.defaults
         own = ",".join(ablation.arms) if ablation else _ORDERS
         rates = _numbers(lr) if lr else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
@@ -79,7 +85,7 @@ def run(
             task=trained.name,
             arms=tuple(word.strip() for word in (orders or own).split(",")),
             rates=rates,
-            seeds=tuple(range(seeds)),
+            seeds=tuple(range(seeds or _SEEDS)),
             epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
             batch_size=batch_size or defaults.batch_size,
             momentum=defaults.momentum,
@@ -97,24 +103,30 @@ def run(
             weights=str(weights.resolve()) if weights else None,
         )
         command = shlex.join(["ordain", *sys.argv[1:]])
-        try:
-            with displaying(config.epochs) as report:
-                outcome = run_all(
-                    config,
-                    folder,
-                    report=report,
-                    data=data_dir,
-                    jobs=jobs,
-                    command=command,
-                    verify=verify,
-                    tensorboard=tensorboard,
-                )
-        except KeyboardInterrupt:
-            typer.echo(f"ordain: stopped; what is done is kept in {folder}. The same command goes on.", err=True)
-            raise typer.Exit(_INTERRUPTED) from None
+        with _stoppable(folder), displaying(config.epochs) as report:
+            outcome = run_all(
+                config,
+                folder,
+                report=report,
+                data=data_dir,
+                jobs=jobs,
+                command=command,
+                verify=verify,
+                tensorboard=tensorboard,
+            )
     _tell(outcome, config, folder)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Ctrl-C ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"ordain: stopped; what is done is kept in {folder}. The same command goes on.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _numbers(words: str) -> tuple[float, ...]:

@@ -14,8 +14,9 @@ def tasks() -> None:
     """List the tasks that ``ordain run`` trains."""
     from ordain.study.runs.ablations import ABLATIONS
     from ordain.study.tasks import TASKS
+    from ordain.study.vectors import STUDIES
 
-    headings = ("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "RR, an epoch")
+    headings = ("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "an epoch")
     table = Table(*headings)
     for column in table.columns[3:]:
         column.justify = "right"
@@ -43,6 +44,8 @@ def tasks() -> None:
     )
     for ablation in ABLATIONS.values():
         console.print(f"{ablation.name} --task TASK: {ablation.title}", highlight=False, soft_wrap=True)
+    for study in STUDIES.values():
+        console.print(f"{study.name}: {study.title}", highlight=False, soft_wrap=True)
 
 
 def _time(seconds: float) -> str:

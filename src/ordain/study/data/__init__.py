@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ordain.study.data.catalogue import DATASETS
-from ordain.study.data.folder import data_dir
+from ordain.study.data.fetch import fetch
+from ordain.study.data.folder import data_dir, find
 from ordain.study.data.kinds import Dataset, Download, File, Labelled, Splits
 from ordain.study.data.load import bert_vocabulary, load, wikitext_vocabulary
 
@@ -16,6 +17,8 @@ __all__ = [
     "Splits",
     "bert_vocabulary",
     "data_dir",
+    "fetch",
+    "find",
     "load",
     "wikitext_vocabulary",
 ]

@@ -16,7 +16,7 @@ from ordain.study.data.wikitext import read_wikitext
 __all__ = ["DATASETS"]
 
 _MB = 1_000_000
-_RESEARCH = "research data of their authors"
+_RESEARCH = "research data"
 _IDX_NAMES = {
     "train-images": "train-images-idx3-ubyte",
     "train-labels": "train-labels-idx1-ubyte",
@@ -50,6 +50,7 @@ _MNIST = Dataset(
         }
     ),
     licence=_RESEARCH,
+    counts={"train": 60_000, "test": 10_000},
     read=read_mnist,
     downloads=_idx_downloads(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -64,7 +65,7 @@ _MNIST = Dataset(
 
 _FASHION = Dataset(
     name="fashion-mnist",
-    title="articles of clothing, 28x28",
+    title="clothing, 28x28",
     folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
     # The content of the .gz files with the official md5 below; checked against Debian's dataset-fashion-mnist.
     files=_idx_files(
@@ -76,6 +77,7 @@ _FASHION = Dataset(
         }
     ),
     licence="MIT",
+    counts={"train": 60_000, "test": 10_000},
     read=read_mnist,
     downloads=_idx_downloads(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # the publisher has no https
@@ -104,6 +106,7 @@ _CIFAR10 = Dataset(
         File(key, (f"{key}.bin",), 31 * _MB, f"sha256:{digest}", rows=10_000) for key, digest in _CIFAR_FILES.items()
     ),
     licence=_RESEARCH,
+    counts={"train": 50_000, "test": 10_000},
     read=read_cifar10,
     downloads=(
         Download(
@@ -123,13 +126,14 @@ _WIKITEXT_FILES = {  # checked against the files' published token counts and voc
 }
 _WIKITEXT = Dataset(
     name="wikitext2",
-    title="articles of Wikipedia, words",
+    title="Wikipedia, words",
     folders=("wikitext-2", "wikitext2"),
     files=tuple(
         File(key, (f"{key}.txt", f"wiki.{key}.tokens"), 12 * _MB, f"sha256:{digest}", rows)
         for key, (digest, rows) in _WIKITEXT_FILES.items()
     ),
     licence="CC BY-SA 3.0",
+    counts={key: rows for key, (_, rows) in _WIKITEXT_FILES.items()},
     read=read_wikitext,
     downloads=tuple(
         Download(
@@ -151,25 +155,27 @@ def _glue_download(folder: str, archive: str, md5: str) -> tuple[Download, ...]:
 # The md5 of the archives and of their members are those that torchtext and Gluon NLP publish.
 _SST2 = Dataset(
     name="sst2",
-    title="GLUE: phrases from film reviews, good or bad",
+    title="GLUE: film reviews",
     folders=("sst2", "SST-2", "glue/SST-2", "glue_data/SST-2"),
     files=(
         File("train", ("train.tsv",), 10 * _MB, "md5:da409a0a939379ed32a470bc0f7fe99a", 67_349),
         File("dev", ("dev.tsv",), _MB, "md5:268856b487b2a31a28c0a93daaff7288", 872),
     ),
     licence=_RESEARCH,
+    counts={"train": 67_349, "valid": 872},
     read=read_sst2,
     downloads=_glue_download("SST-2", "SST-2.zip", "9f81648d4199384278b86e315dac217c"),
 )
 _QNLI = Dataset(
     name="qnli",
-    title="GLUE: does the sentence answer the question",
+    title="GLUE: questions, answers",
     folders=("qnli", "QNLI", "glue/QNLI", "glue_data/QNLI"),
     files=(
         File("train", ("train.tsv",), 50 * _MB, "md5:5e6063f407b08d1f7c7074d049ace94a", 104_743, required=False),
         File("dev", ("dev.tsv",), 5 * _MB, "md5:1e81e211959605f144ba6c0ad7dc948b", 5_463),
     ),
     licence=_RESEARCH,
+    counts={"train": 104_743, "valid": 5_463},
     read=read_qnli,
     downloads=_glue_download("QNLI", "QNLIv2.zip", "b4efd6554440de1712e9b54e14760e82"),
 )
@@ -196,6 +202,7 @@ def _libsvm(
         folders=("libsvm", name),
         files=tuple(files),
         licence=_RESEARCH,
+        counts={"train": rows} if test_rows is None else {"train": rows, "test": test_rows},
         read=partial(read_binary, features=features, labels=labels),
         downloads=tuple(Download(f"{base}{name}", name, 10 * _MB) for name in names),
     )
@@ -203,10 +210,11 @@ def _libsvm(
 
 _COVTYPE = Dataset(
     name="covtype",
-    title="cover types of forest, 54 measurements",
+    title="forest, 54 features",
     folders=("covtype",),
     files=(File("data", ("covtype.data", "covtype.csv"), 80 * _MB, rows=581_012),),
     licence="CC BY 4.0",
+    counts={"train": 581_012},
     read=read_covtype,
     downloads=(
         # UCI's file as scikit-learn keeps it, with scikit-learn's checksum; UCI publishes none.
@@ -224,14 +232,15 @@ _DIGITS = Dataset(
     title="handwritten digits, 8x8",
     folders=("digits",),
     files=(),
-    licence="BSD 3-clause, with scikit-learn",
+    licence="BSD 3-clause",
+    counts={"train": 1_437, "test": 360},
     read=read_digits,
     by_hand="install scikit-learn, which carries it.",
 )
 
 _BERT = Dataset(
     name="bert-vocab",
-    title="BERT's uncased word pieces",
+    title="BERT's word pieces",
     folders=("bert-uncased-vocab", "bert-vocab", "bert-base-uncased"),
     files=(
         File(
@@ -243,6 +252,7 @@ _BERT = Dataset(
         ),
     ),
     licence="Apache 2.0",
+    counts={},
     read=None,
     downloads=(
         Download(

@@ -25,7 +25,7 @@ def read_records(content: Content) -> Labelled:
         row = int(labels.argmax())
         raise content.wrong(f"label {labels[row]} in record {row + 1}", expected="labels in 0..9")
     content.count(len(records))
-    return Labelled(records[:, 1:].reshape(-1, *_SHAPE), labels)
+    return Labelled(records[:, 1:].reshape(-1, *_SHAPE).copy(), labels)  # writable
 
 
 def read_cifar10(shelf: Shelf) -> Splits:

@@ -18,9 +18,7 @@ _DIGITS = 6  # float32 holds every whole number of so many
 
 def read_table(content: Content) -> Labelled:
     """Rows float32 ``[n, 54]`` as in the file, labels the class less one, in 0..6. A header line is skipped."""
-    data = content.data.replace(b"\r\n", b"\n")
-    if not data.endswith(b"\n"):
-        data += b"\n"
+    data = content.data.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n"
     start, line = 0, 1
     if data[:1].isalpha() or data[:1] == b'"':
         start, line = data.index(b"\n") + 1, 2
@@ -77,7 +75,7 @@ def _whole_numbers(content: Content, block: bytes, line: int) -> NDArray[np.floa
 
 def _malformed(content: Content, block: bytes, line: int) -> Exception:
     """The same rules, a line at a time, to say which breaks them."""
-    for number, row in enumerate(block.split(b"\n"), line):
+    for number, row in enumerate(block[:-1].split(b"\n"), line):
         fields = row.split(b",")
         if len(fields) != _COLUMNS:
             return content.wrong(f"{len(fields)} columns in line {number:,}", expected=_expected())

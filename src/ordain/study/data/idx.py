@@ -31,7 +31,8 @@ def read_idx(content: Content, *, shape: tuple[int, ...]) -> NDArray[np.uint8]:
             f"{len(data) - start:,} bytes of data", expected=f"{math.prod(sizes):,} by its sizes {sizes}"
         )
     content.count(sizes[0])
-    return np.frombuffer(data, np.uint8, offset=start).reshape(sizes)
+    array: NDArray[np.uint8] = np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy()  # writable
+    return array
 
 
 def read_mnist(shelf: Shelf) -> Splits:

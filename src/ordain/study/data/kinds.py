@@ -94,6 +94,7 @@ class Dataset:
         folders: where under the data folder it is looked for; the first is where it is fetched to.
         files: what is read.
         licence: what its publisher says on use.
+        counts: examples (or words, for running text) in train, valid and test.
         read: from its files to examples; None for a list of words without examples.
         downloads: where it comes from.
         by_hand: how to get it where there is nothing to download.
@@ -104,14 +105,10 @@ class Dataset:
     folders: tuple[str, ...]
     files: tuple[File, ...]
     licence: str
+    counts: Mapping[str, int]
     read: Callable[[Shelf], Splits] | None
     downloads: tuple[Download, ...] = ()
     by_hand: str = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Rows by file, for the files of which they are known."""
-        return {file.key: file.rows for file in self.files if file.rows is not None}
 
     @property
     def remedy(self) -> str:

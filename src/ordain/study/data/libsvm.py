@@ -72,7 +72,9 @@ def _malformed(content: Content, line: bytes, number: int) -> Exception:
 def read_binary(shelf: Shelf, *, features: int, labels: tuple[float, float] = (-1, 1)) -> Splits:
     """A problem of two classes, with its test file where it is there."""
     train = read_libsvm(shelf.read("train"), features=features, labels=labels)
-    notes = (f"Labels {labels[0]:g} and {labels[1]:g} are 0 and 1.",)
-    if "test" not in shelf:
-        return Splits(train=train, notes=notes)
-    return Splits(train=train, test=read_libsvm(shelf.read("test"), features=features, labels=labels), notes=notes)
+    note = f"Labels {labels[0]:g} and {labels[1]:g} are 0 and 1."
+    if "test" in shelf:
+        test = read_libsvm(shelf.read("test"), features=features, labels=labels)
+        return Splits(train=train, test=test, notes=(note,))
+    absent = tuple(f"{file.names[0]} is not there: no test set." for file in shelf.dataset.files if file.key == "test")
+    return Splits(train=train, notes=(note, *absent))

@@ -11,7 +11,7 @@ from ordain.study.data.folder import find
 from ordain.study.data.kinds import Dataset, Splits
 from ordain.study.data.vocabulary import read_vocabulary
 
-__all__ = ["bert_vocabulary", "dataset", "load", "wikitext_vocabulary"]
+__all__ = ["bert_vocabulary", "check", "dataset", "load", "wikitext_vocabulary"]
 
 
 def dataset(name: str) -> Dataset:
@@ -47,6 +47,14 @@ def wikitext_vocabulary(folder: Path, *, verify: bool = True) -> tuple[str, ...]
 def bert_vocabulary(folder: Path, *, verify: bool = True) -> tuple[str, ...]:
     """The word piece of each id in BERT's uncased vocabulary."""
     return read_vocabulary(_shelf(dataset("bert-vocab"), folder, verify=verify).read("vocab"))
+
+
+def check(name: str, folder: Path) -> None:
+    """Read a data set for its errors alone."""
+    if dataset(name).read is None:
+        bert_vocabulary(folder)
+    else:
+        load(name, folder)
 
 
 def _shelf(entry: Dataset, folder: Path, *, verify: bool) -> Shelf:

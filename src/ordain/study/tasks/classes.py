@@ -41,7 +41,7 @@ def classifier(
         chunk: rows to evaluate at once.
         notes: added to the data's own.
     """
-    x, y = encode(splits.train.x), torch.from_numpy(np.asarray(splits.train.y, dtype=np.int64))
+    x, y = encode(splits.train.x), _labels(splits.train)
     parts = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)
     train, valid, test = (torch.from_numpy(rows) for rows in (parts.train, parts.valid, parts.test))
     scaled = scale(x[train]) if scale else _as_it_is
@@ -72,7 +72,11 @@ def _as_it_is(x: Tensor) -> Tensor:
 def _own(labelled: Labelled | None, encode: Encode) -> tuple[Tensor, Tensor] | None:
     if labelled is None:
         return None
-    return encode(labelled.x), torch.from_numpy(np.asarray(labelled.y, dtype=np.int64))
+    return encode(labelled.x), _labels(labelled)
+
+
+def _labels(labelled: Labelled) -> Tensor:
+    return torch.from_numpy(np.array(labelled.y, dtype=np.int64))
 
 
 def plain_forward(model: nn.Module, x: Tensor) -> Tensor:

@@ -47,4 +47,4 @@ def lenet_on_cifar10(request: Request) -> Problem:
 
 
 def _pixels(x: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x)).float() / 127.5 - 1
+    return torch.from_numpy(np.array(x, dtype=np.float32)) / 127.5 - 1

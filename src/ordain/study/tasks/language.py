@@ -48,7 +48,7 @@ def sequences(words: Any) -> tuple[Tensor, Tensor]:
     >>> x[:, 0].tolist(), y[:, -1].tolist()
     ([0, 35], [35, 70])
     """
-    ids = torch.from_numpy(np.asarray(words, dtype=np.int64))
+    ids = torch.from_numpy(np.array(words, dtype=np.int64))
     count = (len(ids) - 1) // LENGTH
     if count < 1:
         raise InputError(

@@ -37,8 +37,8 @@ def logistic_regression(
 
 def _rows(x: Any) -> Tensor:
     """``[n, features]`` in float32."""
-    rows = torch.from_numpy(np.ascontiguousarray(x).reshape(len(x), -1))
-    return rows.float() / 255 if rows.dtype == torch.uint8 else rows.float()
+    rows = torch.from_numpy(np.array(x, dtype=np.float32).reshape(len(x), -1))
+    return rows / 255 if x.dtype == np.uint8 else rows
 
 
 def standardise(train: Tensor) -> Callable[[Tensor], Tensor]:
