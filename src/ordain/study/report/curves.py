@@ -18,7 +18,7 @@ from ordain.study.report.views import BASELINE, TRAIN, Entry, Metric, View
 from ordain.study.runs.records import DONE, Epoch, Run
 from ordain.study.style import LEGEND, Style, finish, style
 
-__all__ = ["FONTS", "WIDTH", "curve_figure", "legend_below", "rate_figure", "styles"]
+__all__ = ["FONTS", "WIDTH", "curve_figure", "draw_curves", "legend_below", "rate_figure", "styles"]
 
 WIDTH = 5.6  # inches: a phone shows it whole, with letters that can be read
 FONTS: dict[Any, Any] = {
@@ -49,30 +49,45 @@ def curve_figure(
     log: bool = True,
 ) -> Figure | None:
     """One line an arm, from the end of the first epoch on; None where nothing was recorded."""
-    found = {name: _series(entry, get, scale) for name, entry in view.shown.items()}
-    series = {name: values for name, values in found.items() if values is not None}
-    if not series:
-        return None
-    last = max(float(times[:, -1].mean()) for _, times, _ in series.values())
-    unit, size = _time_unit(last)
     with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, _height(len(series))), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.subplots()
-        for name, (epochs, times, values) in series.items():
-            at = times.mean(axis=0) / size if seconds else epochs
-            _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name])
-        if log:
-            _log_if_wide(axes, [values.mean(axis=0) for _, _, values in series.values()])
+        drawn = draw_curves(axes, view, looks, get=get, scale=scale, seconds=seconds, log=log)
+        if not drawn:
+            return None
+        figure.set_size_inches(WIDTH, _height(drawn))
         axes.set_title(title)
         axes.set_ylabel(ylabel)
-        axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
-        if seconds:
-            axes.set_xlim(left=0)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        finish(axes)
         legend_below(figure, axes)
     return figure
+
+
+def draw_curves(
+    axes: Axes,
+    view: View,
+    looks: Mapping[str, Style],
+    *,
+    get: Callable[[Epoch], float | None],
+    scale: float = 1.0,
+    seconds: bool = False,
+    log: bool = True,
+) -> int:
+    """Mean and band of each arm against epochs or seconds; gives back how many had something to draw."""
+    found = {name: _series(entry, get, scale) for name, entry in view.shown.items()}
+    series = {name: values for name, values in found.items() if values is not None}
+    unit, size = _time_unit(max((float(times[:, -1].mean()) for _, times, _ in series.values()), default=0.0))
+    for name, (epochs, times, values) in series.items():
+        at = times.mean(axis=0) / size if seconds else epochs
+        _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name])
+    if log and series:
+        _log_if_wide(axes, [values.mean(axis=0) for _, _, values in series.values()])
+    axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
+    if seconds:
+        axes.set_xlim(left=0)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    finish(axes)
+    return len(series)
 
 
 def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metric = TRAIN) -> Figure | None:

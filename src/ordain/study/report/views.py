@@ -120,14 +120,16 @@ def metrics(run: Run) -> list[Metric]:
 
 
 def views(run: Run) -> list[View]:
-    """Each arm at its own best rate, and all at RR's; one view where those are the same."""
+    """Each arm at its own best rate, and all at RR's; one view where those are the same, or no other was run."""
     length = _length(run)
     rates = {name: best_rate(arm, length=length) for name, arm in run.arms.items()}
     own = View("own", "each at its own best rate", _entries(run, rates, length))
     shared = rates.get(BASELINE)
     if shared is None:
         return [own]
-    same = View("rr", f"all at RR's best rate, {shared:g}", _entries(run, dict.fromkeys(rates, shared), length))
+    alone = all(set(arm.rates) <= {shared} for arm in run.arms.values())
+    title = f"all at one rate, {shared:g}" if alone else f"all at RR's best rate, {shared:g}"
+    same = View("rr", title, _entries(run, dict.fromkeys(rates, shared), length))
     if all(rate in (None, shared) for rate in rates.values()):
         return [same]
     return [own, same]

@@ -16,7 +16,7 @@ from ordain.study.report.training import training_content
 from ordain.study.report.vectors import vector_content
 from ordain.study.runs.records import TRAINING, read_header, read_run
 
-__all__ = ["Failure", "write_report", "write_reports"]
+__all__ = ["Failure", "write_content", "write_report", "write_reports"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def write_report(folder: Path, out: Path | None = None) -> Content:
     """
     header = read_header(folder)
     content = training_content(read_run(folder)) if header.kind == TRAINING else vector_content(folder, header)
-    _write(content, out or folder / "report")
+    write_content(content, out or folder / "report")
     return content
 
 
@@ -76,7 +76,8 @@ def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
     return failures
 
 
-def _write(content: Content, out: Path) -> None:
+def write_content(content: Content, out: Path) -> None:
+    """The page, its figures and the Markdown."""
     out.mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
         write_bytes(out / f"{figure.name}.png", figure.png)
