@@ -57,11 +57,11 @@ def by_hand(config: RunConfig, order: Any, model: nn.Module, lr: float) -> list[
 
 
 def test_a_run_is_the_loop(tmp_path: Path) -> None:
-    """Every order at two rates and seeds: as by hand, from the same weights and the same first epoch."""
-    config = replace(DIGITS, arms=EVERY, rates=(0.1, 0.03), seeds=(0, 3))
+    """Every order with two seeds: as by hand, from the same weights and the same first epoch."""
+    config = replace(DIGITS, arms=EVERY, seeds=(0, 3))
     outcome = run(config, tmp_path)
     assert set(outcome.states.values()) == {"done"}
-    assert len(outcome.states) == len(EVERY) * 4
+    assert len(outcome.states) == len(EVERY) * 2
     for lr in config.rates:
         for seed in config.seeds:
             data = problem()
@@ -103,7 +103,7 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
 
 
 def test_processes_give_the_same_records(tmp_path: Path) -> None:
-    config = replace(DIGITS, arms=("rr", "so", "grab"), epochs=1)
+    config = replace(DIGITS, arms=("rr", "so", "flipflop"), epochs=1)
     run(config, tmp_path / "here")
     outcome = run(config, tmp_path / "there", jobs=2)
     assert outcome.failed == {}
@@ -254,13 +254,14 @@ def test_what_cannot_be_run(changes: dict[str, Any], word: str, tmp_path: Path) 
 
 
 def test_more_orders_rates_and_seeds_are_added(tmp_path: Path) -> None:
-    run(DIGITS, tmp_path)
+    first = replace(DIGITS, arms=("rr", "so"))
+    run(first, tmp_path)
     before = (tmp_path / "records/rr/lr-0.1/seed-0.jsonl").read_bytes()
-    more = replace(DIGITS, arms=("so", "grab"), rates=(0.03, 0.1), seeds=(0, 1))
+    more = replace(first, arms=("flipflop", "so"), rates=(0.03, 0.1), seeds=(0, 1))
     outcome = run(more, tmp_path)
     assert (len(outcome.states), outcome.before) == (7, 1)
     saved = RunConfig.from_json(json.loads((tmp_path / "config.json").read_text())["config"])
-    assert saved == replace(DIGITS, arms=("rr", "grab", "so"), rates=(0.1, 0.03), seeds=(0, 1))
+    assert saved == replace(first, arms=("rr", "so", "flipflop"), rates=(0.1, 0.03), seeds=(0, 1))
     assert (tmp_path / "records/rr/lr-0.1/seed-0.jsonl").read_bytes() == before
     fresh = tmp_path / "fresh"
     run(more, fresh)

@@ -40,9 +40,8 @@ def displaying(epochs: int) -> Iterator[Report]:
             elif message.kind == "epoch":
                 loss = "not finite" if message.loss is None else f"{message.loss:.4f}"
                 bars.update(rows[job], completed=message.epoch, said=f"epoch {message.epoch}, loss {loss}")
-            elif message.kind in ("finished", "failed"):
-                if job in rows:
-                    bars.remove_task(rows.pop(job))
+            elif message.kind in ("finished", "failed") and job in rows:
+                bars.remove_task(rows.pop(job))
             bars.update(whole, completed=progress.done, total=progress.total, said=lines.remaining(progress))
             lines.hear(progress)
 
