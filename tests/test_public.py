@@ -9,10 +9,11 @@ import ordain
 import ordain.gradients
 import ordain.herding
 import ordain.orders
+import ordain.theory
 
 
 def test_all_names_exist_and_are_sorted() -> None:
-    for module in (ordain, ordain.orders, ordain.gradients, ordain.herding):
+    for module in (ordain, ordain.orders, ordain.gradients, ordain.herding, ordain.theory):
         assert all(hasattr(module, name) for name in module.__all__)
         assert len(set(module.__all__)) == len(module.__all__)
     assert {"GraB", "RandomReshuffling", "ShuffleOnce", "FlipFlop", "WithReplacement"} <= set(ordain.__all__)

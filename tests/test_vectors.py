@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,15 @@ def test_other_folders_are_refused(folders: dict[str, Path], tmp_path: Path) -> 
     with pytest.raises(InputError, match="seeds=0"):
         run_study("rates", tmp_path, seeds=0, report=quiet)
     assert not list(tmp_path.iterdir())
+
+
+def test_naming_the_studies_imports_nothing_slow() -> None:
+    code = (
+        "import sys, torch, numpy; had = set(sys.modules); import ordain.study.vectors; "
+        "print([n for n in ('numba', 'matplotlib', 'scipy', 'sklearn') if n in sys.modules and n not in had])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert out.stdout.strip() == "[]"
 
 
 def test_slopes_of_power_laws() -> None:

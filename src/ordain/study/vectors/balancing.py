@@ -99,7 +99,7 @@ def _offline(config: Balancing, point: Point, z: NDArray[np.float32], mean: Floa
 
 def _clipped(config: Balancing, point: Point, z: NDArray[np.float32], mean: Floats) -> Iterator[Indices]:
     """The same with Algorithm 6's probabilities clipped to [0, 1]: it never fails, and any c will do."""
-    from ordain.study.vectors import loops
+    from ordain.study.vectors import loops  # numba takes a while to import
 
     sigma: Indices = np.arange(config.n)
     rng = np.random.default_rng([point["d"], point["seed"], 1])

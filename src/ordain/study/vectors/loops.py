@@ -1,4 +1,7 @@
-"""The compiled loops of these studies: one number after the other, too slow in Python."""
+"""The compiled loops of these studies: one number after the other, too slow in Python.
+
+Imported only when a study runs, because numba takes a while to load.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KINKED", "QUADRATIC", "SINE", "clipped_walk", "epoch", "longest_prefixes"]
+from ordain.study.vectors.problems import KINKED, QUADRATIC
+
+__all__ = ["clipped_walk", "epoch", "longest_prefixes"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
-
-QUADRATIC, KINKED, SINE = range(3)
 
 
 def _compiled(function: Function) -> Function:

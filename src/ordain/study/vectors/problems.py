@@ -12,10 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.study.vectors import loops
 from ordain.theory import Constants
 
-__all__ = ["LABELS", "Problem", "problem"]
+__all__ = ["KINKED", "LABELS", "QUADRATIC", "SINE", "Problem", "problem"]
 
 Floats = NDArray[np.float64]
 
@@ -25,6 +24,7 @@ LABELS = {
     "sine": "PL, not convex",
     "noisy": "PL, not convex, noisy",
 }
+QUADRATIC, KINKED, SINE = range(3)  # the kinds of h in the compiled loop
 _SINE_MU = 0.1755  # of x^2 + 3 sin(x)^2: min of h'^2/2h, at x = 2.2017 (tests); the literature has 1/32
 
 
@@ -54,18 +54,18 @@ class Problem:
             L_inf=float(self.high.max()),
             varsigma=varsigma,
             F=self.gap(self.start),
-            mu=_SINE_MU if self.kind == loops.SINE else float(self.low.min()),
+            mu=_SINE_MU if self.kind == SINE else float(self.low.min()),
         )
 
     def gap(self, w: Floats) -> float:
         """f(w) - f*, which is h(w)."""
-        if self.kind == loops.SINE:
+        if self.kind == SINE:
             return float((w**2 + 3 * np.sin(w) ** 2).sum())
         return float((self._curvature(w) * w**2).sum() / 2)
 
     def gradient(self, w: Floats) -> Floats:
         """Grad f(w)."""
-        return 2 * w + 3 * np.sin(2 * w) if self.kind == loops.SINE else self._curvature(w) * w
+        return 2 * w + 3 * np.sin(2 * w) if self.kind == SINE else self._curvature(w) * w
 
     def _curvature(self, w: Floats) -> Floats:
         return np.where(w < 0, self.high, self.low)
@@ -79,8 +79,8 @@ def problem(name: str, *, n: int, d: int, seed: int) -> Problem:
     one = np.ones(d)
     if name == "quadratic":
         q = np.linspace(0.25, 1.0, d)
-        return Problem(loops.QUADRATIC, q, q, b, one / np.sqrt(d))
+        return Problem(QUADRATIC, q, q, b, one / np.sqrt(d))
     if name == "kinked":
-        return Problem(loops.KINKED, 0.25 * one, one, b, one / np.sqrt(d))
+        return Problem(KINKED, 0.25 * one, one, b, one / np.sqrt(d))
     # "noisy": varsigma^2 far above F L, so that small mean gradients take small steps, as the non-convex rates assume.
-    return Problem(loops.SINE, -4 * one, 8 * one, (1000 if name == "noisy" else 4) * b, 1.5 * one)
+    return Problem(SINE, -4 * one, 8 * one, (1000 if name == "noisy" else 4) * b, 1.5 * one)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ordain import theory
 from ordain.orders import ORDERS
-from ordain.study.vectors import loops, problems
+from ordain.study.vectors import problems
 from ordain.study.vectors.rates_shown import draw, say, tabulate
 from ordain.study.vectors.study import Point, Study
 
@@ -92,6 +92,8 @@ def _train(
     known: problems.Problem, order: str, *, seed: int, alpha: float, epochs: list[int]
 ) -> tuple[list[float], list[float]]:
     """What was reached after each of ``epochs``: f - f*, and the mean over epochs so far of |grad f(w_k)|^2."""
+    from ordain.study.vectors import loops  # numba takes a while to import
+
     n, d = known.b.shape
     policy = ORDERS[order].build(None, n, seed=seed)
     w, gradients = known.start.copy(), np.empty((n, d))

@@ -28,10 +28,11 @@ _PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "gap": {"rr": ("-2", "-1"), "grab": ("-2", "-2"), "grab-pair": ("-2", "-2")},
     "gradient": {"rr": ("-2/3", "-1/3"), "grab": ("-2/3", "-2/3"), "grab-pair": ("-2/3", "-2/3")},
 }
-_WORDS = {"gap": "f - f*", "gradient": "the mean of |grad f|^2"}
+_WORDS = {"gap": "f - f*", "gradient": "mean |grad f|^2"}
 _METRICS = {"gap": "$f - f^*$", "gradient": r"mean of $|\nabla f|^2$"}
 _THEOREM = {"gap": "theorem_pl", "gradient": "theorem"}
 _NOISY = "noisy"  # the one problem on which the non-convex rates can be seen; PL's can on the others
+_SHOWN = {"gap": ("quadratic", "kinked", "sine"), "gradient": ("sine", _NOISY)}
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
 
     figures = {}
     for metric, label in _METRICS.items():
-        names = [name for name in config.problems if metric == "gradient" or name != _NOISY]
-        figure = Figure(figsize=(3.7 * len(names) + 0.6, 7.2), layout="constrained")
+        names = [name for name in config.problems if name in _SHOWN[metric]] or list(config.problems)
+        figure = Figure(figsize=(max(3.7 * len(names), 5.4) + 0.8, 7.2), layout="constrained")
         grid = figure.subplots(2, len(names), squeeze=False)
         for column, name in enumerate(names):
             for row, axis in enumerate("Kn"):
@@ -102,13 +103,20 @@ def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
         for row in range(2):
             grid[row, 0].set_ylabel(f"{label} (log scale)")
         handles, labels = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, **LEGEND)
+        figure.legend(handles, labels, loc="outside lower center", ncols=4 if len(names) > 2 else 3, **LEGEND)
         figures[f"rates-{metric}"] = figure
     return figures
 
 
 def _panel(axes: Axes, config: Any, records: list[Record], name: str, metric: str, axis: str) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+    from matplotlib.ticker import (
+        FixedLocator,
+        FormatStrFormatter,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+        ScalarFormatter,
+    )
 
     from ordain.study.style import finish, style
 
@@ -127,12 +135,17 @@ def _panel(axes: Axes, config: Any, records: list[Record], name: str, metric: st
     if curve.at:
         power = float(Fraction(_PAPER[metric]["grab"][axis == "n"]))
         guide = curve.values.mean(axis=0)[0] * (np.array(curve.at) / curve.at[0]) ** power
-        axes.plot(curve.at, guide / 2, color="0.7", linewidth=1, label="the theorem's slope for GraB")
+        axes.plot(curve.at, guide / 2, color="0.7", linewidth=1, label="Theorem 3's slope")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(config.epochs if axis == "K" else config.sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
+    low_end, high_end = axes.get_ylim()
+    if high_end < 100 * low_end:  # too few powers of ten to read a value from
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("epochs K" if axis == "K" else "examples n")
     finish(axes)
 
