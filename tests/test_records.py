@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from study_records import CONFIG, end, epoch, path_of, start, write_config, write_job, write_lines, write_run
 
 from ordain.errors import InputError
-from ordain.study.runs.records import read_header, read_job, read_run
+from ordain.study.runs.header import read_header
+from ordain.study.runs.records import read_job, read_run
 
 GOOD = [start("grab", 0.1, 0), epoch(0, 2.3), epoch(1, 1.0), end(1)]
 

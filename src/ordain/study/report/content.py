@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ordain.study.report.figures import Drawn
 from ordain.study.report.sentences import Sentence
-from ordain.study.runs.records import Header
+from ordain.study.runs.header import Header
 
 __all__ = ["Content", "Section", "Table", "Telling", "count_text", "made_with", "value_text"]
 

@@ -10,7 +10,8 @@ from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, cells, rows
 from ordain.study.report.sentences import headline, sentences
 from ordain.study.report.views import BASELINE, Problem, View, metrics, problems, views
-from ordain.study.runs.records import TRAINING, Run
+from ordain.study.runs.header import TRAINING
+from ordain.study.runs.records import Run
 
 __all__ = ["training_content"]
 

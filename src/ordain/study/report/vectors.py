@@ -8,7 +8,7 @@ from ordain.errors import InputError
 from ordain.study.report.content import Content, Section, Table, Telling, made_with
 from ordain.study.report.figures import draw
 from ordain.study.report.sentences import Sentence
-from ordain.study.runs.records import Header
+from ordain.study.runs.header import Header
 
 __all__ = ["vector_content"]
 

@@ -14,7 +14,8 @@ from ordain.study.report.content import Content
 from ordain.study.report.page import embedded, render
 from ordain.study.report.training import training_content
 from ordain.study.report.vectors import vector_content
-from ordain.study.runs.records import TRAINING, read_header, read_run
+from ordain.study.runs.header import TRAINING, read_header
+from ordain.study.runs.records import read_run
 
 __all__ = ["Failure", "write_content", "write_report", "write_reports"]
 

@@ -16,11 +16,10 @@ from typing import Any
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study.runs.fields import Fields, read_object
+from ordain.study.runs.header import TRAINING, Header, read_header
 
-__all__ = ["DONE", "PARTS", "UNFINISHED", "Arm", "Epoch", "Header", "Job", "Run", "read_header", "read_job", "read_run"]
+__all__ = ["DONE", "PARTS", "UNFINISHED", "Arm", "Epoch", "Job", "Run", "read_job", "read_run"]
 
-FORMAT = 1
-TRAINING = "training"
 DONE, UNFINISHED = "done", "unfinished"
 PARTS = ("data", "forward", "backward", "ordering", "optimizer")  # of a training step; evaluation is no part of it
 _STATES = (DONE, "diverged", "refused")
@@ -115,21 +114,6 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Header:
-    """``config.json``: what a run was asked for and what it was made with."""
-
-    kind: str
-    task: str
-    command: str
-    config: Mapping[str, Any]
-    problem: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    revision: str | None
-    started: str
-
-
-@dataclass(frozen=True)
 class Run:
     """A folder of training records; arms in the registry's order, random reshuffling first."""
 
@@ -141,33 +125,6 @@ class Run:
     def config(self) -> Mapping[str, Any]:
         """The settings of the run, as they were given."""
         return self.header.config
-
-
-def read_header(folder: Path) -> Header:
-    """The ``config.json`` of any study's folder."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(
-            f"{folder}, which has no config.json", expected="the folder of a run", remedy="`ordain run` writes one."
-        )
-    fields = Fields(read_object(path.read_bytes(), str(path)), str(path))
-    found = fields.integer("format")
-    if found != FORMAT:
-        raise InputError(
-            f"format {found} in {path}", expected=f"format {FORMAT}", remedy="Use the ordain that wrote it."
-        )
-    kind = fields.text("kind")
-    return Header(
-        kind=kind,
-        task=fields.text("task") if kind == TRAINING else kind,
-        command=fields.text("command"),
-        config=fields.mapping("config"),
-        problem=fields.mapping("problem") if kind == TRAINING else {},
-        versions=fields.mapping("versions"),
-        machine=fields.mapping("machine"),
-        revision=fields.maybe_text("revision"),
-        started=fields.text("started"),
-    )
 
 
 def read_run(folder: Path) -> Run:
