@@ -197,7 +197,7 @@ class Stub:
     title = "Vectors <i>"
 
     def figures(self, folder: Path) -> dict[str, Figure]:
-        figure = Figure(figsize=(2, 2))
+        figure = Figure(figsize=(8, 2))
         figure.subplots().plot([1, 2])
         return {"curve": figure}
 
@@ -216,6 +216,7 @@ def test_studies_of_vectors_show_what_they_have(tmp_path: Path, monkeypatch: pyt
     assert "Herding &lt;b&gt;halves&lt;/b&gt; it." in page
     assert "Vectors &lt;i&gt;" in page
     assert "&lt;b&gt;3.5" in page
+    assert '<figure id="curve" class="wide"' in page
     assert (tmp_path / "report" / "curve.svg").exists()
     assert "| 10 | &lt;b&gt;3.5 |" in (tmp_path / "report" / "report.md").read_text()
     write_config(tmp_path, kind="other")

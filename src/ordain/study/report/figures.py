@@ -19,12 +19,13 @@ __all__ = ["Drawn", "draw", "training_figures"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen."""
+    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen, ``inches`` its width."""
 
     name: str
     text: str
     png: bytes
     svg: bytes
+    inches: float
 
 
 def draw(name: str, text: str, figure: Figure) -> Drawn:
@@ -33,7 +34,7 @@ def draw(name: str, text: str, figure: Figure) -> Drawn:
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         pixels = png(figure, dpi=160)
         figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
-        return Drawn(name, text, pixels, svg(figure))
+        return Drawn(name, text, pixels, svg(figure), figure.get_figwidth())
 
 
 def training_figures(run: Run, found: list[View]) -> dict[str, list[Drawn]]:

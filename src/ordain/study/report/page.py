@@ -12,9 +12,13 @@ from ordain.study.report.figures import Drawn
 __all__ = ["embedded", "render"]
 
 
-def embedded(drawn: Drawn) -> dict[str, str]:
+_WIDE = 6.5  # inches: a wider figure would be too small to read on a phone, which scrolls it
+
+
+def embedded(drawn: Drawn) -> dict[str, Any]:
     """What a template needs of a figure. An SVG inside an ``img`` runs no script and loads nothing."""
     return {
+        "wide": drawn.inches > _WIDE,
         "name": drawn.name,
         "text": drawn.text,
         "src": "data:image/svg+xml;base64," + base64.b64encode(drawn.svg).decode(),
