@@ -29,8 +29,9 @@ class Recipe:
 
 
 def _blind(order: type) -> Callable[..., Order]:
-    def build(model: nn.Module | None, n: Any, *, seed: int = 0, **_: Any) -> Order:
-        built: Order = order(n, seed=seed)
+    def build(model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, **_: Any) -> Order:
+        units = {} if group == 1 else {"group": group}  # WithReplacement has none
+        built: Order = order(n, seed=seed, **units)
         return built
 
     return build

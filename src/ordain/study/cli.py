@@ -10,6 +10,9 @@ import ordain
 from ordain.study.commands.data import data
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
+from ordain.study.commands.report import report
+from ordain.study.commands.run import run
+from ordain.study.commands.tasks import tasks
 
 __all__ = ["app"]
 
@@ -33,4 +36,7 @@ def _main(
 
 app.command()(herd)
 app.command()(demo)
+app.command()(report)
+app.command()(run)
+app.command()(tasks)
 app.add_typer(data, name="data")

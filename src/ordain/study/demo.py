@@ -1,174 +1,134 @@
-"""Logistic regression on scikit-learn's digits under every order: same seeds, weights and first epoch."""
+"""Every order on scikit-learn's digits at one rate, and the herding problem itself: a first look at what orders do."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
-import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
-from torch.utils.data import BatchSampler
+from matplotlib.figure import Figure
 
-from ordain import FixedOrder, Order
+from ordain.errors import InputError
 from ordain.orders import ORDERS
-from ordain.study.progress import Report
+from ordain.study.files import write_bytes
+from ordain.study.prefix import Curve, draw_prefixes
+from ordain.study.report import write_content
+from ordain.study.report.content import Content, Section
+from ordain.study.report.curves import draw_curves
+from ordain.study.report.figures import draw
+from ordain.study.report.training import training_content
+from ordain.study.report.views import TRAIN, views
+from ordain.study.runs.arms import RETRAIN
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.records import Run, read_run
+from ordain.study.runs.runner import Report, run
+from ordain.study.style import LEGEND, png, style
+from ordain.study.tasks import TASKS
+from ordain.study.vectors import STUDIES
 
-__all__ = ["ARMS", "BASELINE", "Digits", "Run", "Settings", "run_all", "train"]
+__all__ = ["RATE", "demo_config", "write_demo"]
 
-BASELINE, _LEARNED, _RETRAIN = "rr", "grab", "grab-retrain"
-ARMS: dict[str, str] = {name: recipe.label for name, recipe in ORDERS.items()} | {_RETRAIN: "retrain from GraB"}
-
-Build = Callable[..., Order]  # (model, n, *, seed) -> Order
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a demo runs. The rate is one at which orders differ, not the best rate of any of them."""
-
-    seeds: int = 5
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 0.3
-    momentum: float = 0.9
-    prefix_vectors: int = 10_000  # Figure 1(b)
-    prefix_dim: int = 128
-
-
-@dataclass(frozen=True)
-class Digits:
-    """1,797 images of 8x8 pixels in [0, 1], a fixed fifth of them for testing."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    @classmethod
-    def load(cls) -> Digits:
-        """The copy that ships with scikit-learn: no download."""
-        pixels, labels = load_digits(return_X_y=True)
-        x, test_x, y, test_y = train_test_split(pixels / 16, labels, test_size=0.2, random_state=0, stratify=labels)
-        return cls(
-            *(
-                torch.as_tensor(part, dtype=torch.float32) if part.ndim == 2 else torch.as_tensor(part)
-                for part in (x, y, test_x, test_y)
-            )
-        )
-
-    def first(self, count: int) -> Digits:
-        """The same with fewer training examples."""
-        return Digits(self.x[:count], self.y[:count], self.test_x, self.test_y)
+RATE = 0.3  # one at which orders differ, not the best of any of them
+_TRAINING, _TOY = "digits", "toy-herding"
+_README = ("rr", "so", "herding", "grab", "grab-pair")  # few enough for a small picture
+_LABELS = {"herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
+_ILLUSTRATION = (
+    f"An illustration, not a ranking: all orders run at one rate, {RATE:g}, picked after a look at a few as one at "
+    "which they differ; no order's own best rate was looked for, and no p allows for that choice."
+)
+_WHY = (
+    "Vectors drawn evenly from a cube, centred and summed in order (Figure 1(b) of the GraB paper). Each round of "
+    "herding balances the vectors with signs and reorders them. Greedy does well on such vectors, at quadratic cost; "
+    "on others it can do far worse than random."
+)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training run.
+def demo_config(*, seeds: int, epochs: int, limit: int | None = None) -> RunConfig:
+    """Every order of the registry, and training again with the last order that GraB found."""
+    defaults = TASKS[_TRAINING].defaults
+    return RunConfig(
+        task=_TRAINING,
+        arms=(*ORDERS, RETRAIN),
+        rates=(RATE,),
+        seeds=tuple(range(seeds)),
+        epochs=epochs,
+        batch_size=defaults.batch_size,
+        momentum=defaults.momentum,
+        weight_decay=defaults.weight_decay,
+        limit=limit,
+    )
 
-    Attributes:
-        seed: of the initial weights and of the order.
-        train_loss: ``[epochs + 1]``, over the whole training set, before training and after each epoch.
-        test_accuracy: ``[epochs + 1]``, in [0, 1].
-        seconds: in training steps and the order's work, without evaluation.
-        order_bytes: tensors and lists of numbers in the order's ``state_dict()`` after the last epoch.
+
+def write_demo(
+    out: Path, config: RunConfig, *, report: Report | None = None, command: str = "", quick: bool = False
+) -> Content:
+    """Train, herd, and write the page, its figures and ``summary.png`` into ``out``; gives back what the page says.
+
+    Args:
+        out: made if need be. The records are in folders inside it; those of an earlier demo are removed.
+        config: of the training.
+        report: called with what is heard of each job.
+        command: to be recorded.
+        quick: herd fewer and shorter vectors.
     """
-
-    seed: int
-    train_loss: list[float]
-    test_accuracy: list[float]
-    seconds: float
-    order_bytes: int
-
-
-def train(data: Digits, build: Build, *, seed: int, settings: Settings) -> tuple[Run, Order]:
-    """Train from the weights of ``seed`` under one order, as any user of ordain would."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = nn.Linear(data.x.shape[1], 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    order = build(model, len(data.x), seed=seed)
-    # A DataLoader would draw from order.sampler in the same way; on tensors this small, fetching and
-    # collating single examples would take longer than training and hide what an order costs.
-    batches = BatchSampler(order.sampler, settings.batch_size, drop_last=False)
-    losses, accuracies = [_loss(model, data)], [_accuracy(model, data)]
-    seconds = 0.0
-    for _ in range(settings.epochs):
-        start = time.perf_counter()
-        for batch in batches:
-            nn.functional.cross_entropy(model(data.x[batch]), data.y[batch]).backward()  # type: ignore[no-untyped-call]
-            order.step()
-            optimizer.step()
-            optimizer.zero_grad()
-        seconds += time.perf_counter() - start
-        losses.append(_loss(model, data))
-        accuracies.append(_accuracy(model, data))
-    order.detach()
-    return Run(seed, losses, accuracies, seconds, _bytes(order.state_dict())), order
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (_TRAINING, _TOY):
+        _remove(out / name)
+    outcome = run(config, out / _TRAINING, report=report, command=command)
+    if outcome.failed:
+        job, trace = next(iter(outcome.failed.items()))
+        raise RuntimeError(f"{job} failed:\n{trace}")
+    study = STUDIES[_TOY]
+    study.run(study.configure(seeds=1, quick=quick), out / _TOY, lambda done, total: None, command=command)
+    trained = read_run(out / _TRAINING)
+    content = training_content(trained)
+    (prefixes,) = study.figures(out / _TOY).values()
+    why = Section("Why: small prefix sums", _WHY, [draw("prefix", "Norms of prefix sums in four orders", prefixes)])
+    content = replace(
+        content,
+        title="Every order on one small task",
+        warnings=[_ILLUSTRATION, *content.warnings],
+        sections=[*content.sections, why],
+    )
+    write_content(content, out)
+    write_bytes(out / "summary.png", png(_summary(trained, _curves(out / _TOY)), dpi=100))
+    return content
 
 
-def run_all(settings: Settings, *, report: Report) -> dict[str, list[Run]]:
-    """Every arm of every seed. Seeds are the outer loop, so that a slow minute of the machine hits all arms."""
-    data = Digits.load()
-    runs: dict[str, list[Run]] = {name: [] for name in ARMS}
-    done, total = 0, len(ARMS) * settings.seeds
-    with _one_thread():
-        _warm_up(data, settings)
-        for seed in range(settings.seeds):
-            orders: dict[str, Order] = {}
-            for name, recipe in ORDERS.items():
-                run, orders[name] = train(data, recipe.build, seed=seed, settings=settings)
-                runs[name].append(run)
-                done += 1
-                report(done, total)
-            again = _fixed(FixedOrder.from_(orders[_LEARNED]))
-            runs[_RETRAIN].append(train(data, again, seed=seed, settings=settings)[0])
-            done += 1
-            report(done, total)
-    return runs
+def _remove(folder: Path) -> None:
+    """What an earlier demo recorded: to go on with it would show what an older version did."""
+    if not folder.exists():
+        return
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder}, which is no run's folder",
+            expected="nothing there, or the records of an earlier demo, which are replaced",
+            remedy="Choose another --out.",
+        )
+    shutil.rmtree(folder)
 
 
-def _fixed(order: FixedOrder) -> Build:
-    def build(model: nn.Module, n: int, *, seed: int) -> Order:
-        return order
-
-    return build
-
-
-def _warm_up(data: Digits, settings: Settings) -> None:
-    """Compile what is compiled on first use, so that no arm's time includes it."""
-    few, short = data.first(2 * settings.batch_size), Settings(epochs=2, batch_size=settings.batch_size)
-    for recipe in ORDERS.values():
-        train(few, recipe.build, seed=0, settings=short)
+def _curves(folder: Path) -> dict[str, Curve]:
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {  # the last sum is zero
+        _LABELS.get(record["order"], record["order"]): (record["at"][:-1], record["norms"][:-1]) for record in records
+    }
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A 64 x 10 layer gains nothing from threads, and times are steadier without."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@torch.no_grad()
-def _loss(model: nn.Module, data: Digits) -> float:
-    return float(nn.functional.cross_entropy(model(data.x), data.y))
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, data: Digits) -> float:
-    return float((model(data.test_x).argmax(dim=1) == data.test_y).double().mean())
-
-
-def _bytes(state: Any) -> int:
-    if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
-    if isinstance(state, dict):
-        return sum(_bytes(part) for part in state.values())
-    return 8 * len(state) if isinstance(state, list) else 0
+def _summary(trained: Run, curves: Mapping[str, Curve]) -> Figure:
+    """Loss and prefix norms side by side, 1200 x 450 pixels, for a page's top."""
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    view = views(trained)[0]
+    looks = {name: style(position) for position, name in enumerate(_README)}
+    few = replace(view, entries={name: view.entries[name] for name in _README})
+    draw_curves(left, few, looks, get=TRAIN.get)
+    left.set_ylabel("train loss (cross-entropy, nats)")
+    left.set_title("Logistic regression on digits: train loss")
+    left.legend(**LEGEND)
+    draw_prefixes(right, curves)
+    right.set_title("Herding: prefix sums of random vectors")
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, **LEGEND)
+    return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from ordain.study.commands.plain import plain_errors
-from ordain.study.progress import reporting
 
 __all__ = ["demo"]
 
 _TABLE_WIDTH = 130  # where no terminal says otherwise
+_SHOWN = (
+    "order",
+    "verdict",
+    "final train loss",
+    "test acc. %",
+    "epochs to RR's best",
+    "time / RR",
+    "order's state",
+    "p",
+)
 
 
 def demo(
@@ -23,25 +33,27 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs each run trains for.")] = 20,
 ) -> None:
     """Train on scikit-learn's digits under every order, and write a page with what came of it."""
-    from ordain.study.demo import Settings  # these import scikit-learn and matplotlib
-    from ordain.study.report import write_demo
-    from ordain.study.summary import HEADINGS, cells
+    with plain_errors():
+        from ordain.study.demo import RATE, demo_config, write_demo  # these import scikit-learn and matplotlib
+        from ordain.study.runs.display import displaying
 
-    settings = Settings(seeds=seeds, epochs=epochs)
-    with plain_errors(), reporting("training", lines=True) as report:
-        rows = write_demo(out, settings, report=report)
-    table = Table(*HEADINGS, title=f"Digits, learning rate {settings.lr}, {epochs} epochs, {seeds} seeds")
-    for column in table.columns[1:-1]:
+        command = shlex.join(["ordain", "demo", "--out", str(out), "--seeds", str(seeds), "--epochs", str(epochs)])
+        with displaying(epochs) as report:
+            content = write_demo(out, demo_config(seeds=seeds, epochs=epochs), report=report, command=command)
+    (numbers,) = content.tables
+    places = [list(numbers.headings).index(heading) for heading in _SHOWN]
+    table = Table(*_SHOWN, title=f"Digits, learning rate {RATE:g}, {epochs} epochs, {seeds} seeds")
+    for column in table.columns[2:]:
         column.justify = "right"
-    for row in rows:
-        table.add_row(*cells(row))
+    for row in numbers.rows:
+        table.add_row(*(row[place] for place in places))
     console = Console()
     if not console.is_terminal:
         console = Console(width=_TABLE_WIDTH)
     console.print(table)
     console.print(
         "All orders at one rate, an illustration: no claim about the best of each. p: paired t test of the final train "
-        f"loss against RR's; the verdict asks for p < 0.01. The page: {out / 'index.html'}",
+        f"loss against RR's; a verdict asks for p < 0.01 and five seeds. The page: {out / 'index.html'}",
         highlight=False,
         soft_wrap=True,
     )

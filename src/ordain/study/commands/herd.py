@@ -66,12 +66,13 @@ def herd(
         before, after = herding.prefix_norms(z), herding.prefix_norms(z, order)
         np.save(order_file, order)
         if plot_file:
-            from ordain.study.figures import prefix_figure  # matplotlib takes a while to import
+            from ordain.study.prefix import prefix_figure  # matplotlib takes a while to import
+            from ordain.study.style import png
 
             random = herding.prefix_norms(z, np.random.default_rng(seed).permutation(len(z)))
             curves = {"random": random, "as given": before, "herded": after}
             title = f"Prefix sums of {len(z):,} vectors of {z.shape[1]:,} numbers"
-            plot_file.write(prefix_figure(curves, title=title))
+            plot_file.write(png(prefix_figure(curves, title=title)))
         typer.echo(f"{len(z):,} vectors of {z.shape[1]:,} numbers")
         typer.echo(f"{'largest prefix sum':<28}{'given':>12}{'herded':>12}{'factor':>9}")
         objective = herding.herding_objective(z), herding.herding_objective(z, order)

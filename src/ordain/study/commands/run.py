@@ -1,0 +1,151 @@
+"""``ordain run``: train a task under several orders, or go on where it stopped."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ordain.errors import InputError
+from ordain.study.commands.plain import plain_errors
+from ordain.study.progress import reporting
+
+if TYPE_CHECKING:
+    from ordain.study.runs.config import RunConfig
+    from ordain.study.runs.runner import Outcome
+
+__all__ = ["run"]
+
+_INTERRUPTED, _SEEDS = 130, 5
+_ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
+
+
+class ProtocolName(str, Enum):
+    """Which arm is run at which rate."""
+
+    tuned = "tuned"
+    paper = "paper"
+
+
+def run(
+    name: Annotated[str, typer.Argument(help="A task, an ablation or a vector study: see ordain tasks.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
+    task: Annotated[str, typer.Option(help="The task of an ablation.")] = "mnist",
+    orders: Annotated[str | None, typer.Option(help="Orders, by commas; grab@8 orders units of 8 examples.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds each order runs with; 5 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs each job trains for.")] = None,
+    lr: Annotated[str | None, typer.Option(help="Learning rates, by commas.")] = None,
+    protocol: Annotated[
+        ProtocolName, typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best.")
+    ] = ProtocolName.tuned,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 works in this one.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Train on this many examples only.")] = None,
+    group: Annotated[int, typer.Option(min=1, help="Examples to a unit of ordering.")] = 1,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples to a step.")] = None,
+    herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Start a BERT from the weights in this folder.")] = None,
+    memory_limit: Annotated[float, typer.Option(help="GiB that Greedy and herding may store.")] = 2.0,
+    greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if herding would take a job longer.")] = 1.0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A vector study in small.")] = False,
+    verify: Annotated[bool, typer.Option(help="Compare the data with their publishers' checksums.")] = True,
+) -> None:
+    """Train a task under several orders. The same command goes on where it was stopped."""
+    from ordain.study.runs.ablations import ABLATIONS
+    from ordain.study.runs.config import RunConfig
+    from ordain.study.runs.display import displaying
+    from ordain.study.runs.runner import run as run_all
+    from ordain.study.tasks import TASKS
+    from ordain.study.vectors import STUDIES, run_study
+
+    folder = out or Path("runs") / name
+    if name in STUDIES:
+        with plain_errors(), _stoppable(folder), reporting(name, lines=True) as tell:
+            run_study(name, folder, report=tell, seeds=seeds, quick=quick)
+        return
+    with plain_errors():
+        ablation = ABLATIONS.get(name)
+        asked = task if ablation else name
+        trained = TASKS.get(asked)
+        if trained is None:
+            known = ", ".join(TASKS if ablation else (*TASKS, *ABLATIONS, *STUDIES))
+            raise InputError(f"the task {asked!r}", expected=f"one of {known}", remedy="See: ordain tasks")
+        defaults = trained.defaults
+        own = ",".join(ablation.arms) if ablation else _ORDERS
+        rates = _numbers(lr) if lr else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
+        config = RunConfig(
+            task=trained.name,
+            arms=tuple(word.strip() for word in (orders or own).split(",")),
+            rates=rates,
+            seeds=tuple(range(seeds or _SEEDS)),
+            epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
+            batch_size=batch_size or defaults.batch_size,
+            momentum=defaults.momentum,
+            weight_decay=defaults.weight_decay,
+            plateau=defaults.plateau,
+            clip=defaults.clip,
+            study=ablation.name if ablation else "training",
+            protocol=protocol.value,
+            group=group,
+            limit=limit,
+            herding=herding,
+            threads=threads,
+            memory_limit=round(memory_limit * 2**30),
+            greedy_hours=greedy_hours,
+            weights=str(weights.resolve()) if weights else None,
+        )
+        command = shlex.join(["ordain", *sys.argv[1:]])
+        with _stoppable(folder), displaying(config.epochs) as report:
+            outcome = run_all(
+                config,
+                folder,
+                report=report,
+                data=data_dir,
+                jobs=jobs,
+                command=command,
+                verify=verify,
+                tensorboard=tensorboard,
+            )
+    _tell(outcome, config, folder)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Ctrl-C ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"ordain: stopped; what is done is kept in {folder}. The same command goes on.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _numbers(words: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in words.split(","))
+    except ValueError:
+        raise InputError(f"--lr {words}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01.") from None
+
+
+def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:
+    """What came of it, in a few lines."""
+    counts: dict[str, int] = {}
+    for state in outcome.states.values():
+        counts[state] = counts.get(state, 0) + 1
+    said = [f"{count} {state}" for state, count in counts.items()]
+    said += [f"{outcome.before} finished before"] if outcome.before else []
+    said += [f"{len(outcome.failed)} FAILED"] if outcome.failed else []
+    typer.echo(f"{config.task}: {', '.join(said) or 'nothing to do'}. Records: {folder / 'records'}")
+    for job, trace in outcome.failed.items():
+        typer.echo(f"ordain: {job} failed: {trace.strip().splitlines()[-1]}", err=True)
+    if outcome.failed:
+        typer.echo("ordain: the same command tries what failed again.", err=True)

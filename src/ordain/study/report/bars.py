@@ -1,0 +1,154 @@
+"""Figures with a line an arm: differences from RR, time, memory, and how soon RR's best is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ordain.study.report.curves import FONTS, WIDTH
+from ordain.study.report.rows import Row
+from ordain.study.report.statistics import verdict
+from ordain.study.report.text import bytes_text, plain, seconds_text
+from ordain.study.report.views import BASELINE, Metric, View
+from ordain.study.runs.records import PARTS
+from ordain.study.style import COLOURS, LEGEND, Style, finish
+
+__all__ = ["difference_figure", "goal_figure", "memory_figure", "time_figure"]
+
+_HATCHES = ("", "///", "...", "xx", "\\\\\\")  # parts of a step can be told apart in grey print too
+_FAINT = "#666666"
+
+
+def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) -> Figure | None:
+    """Final value minus RR's of the same seed: each seed, the mean, and its 99 % confidence interval."""
+    baseline, comparisons = view.baseline, view.comparisons(metric)
+    compared = {name: found for name, found in comparisons.items() if found.difference is not None}
+    if baseline is None or not compared:
+        return None
+    theirs = baseline.final(metric)
+    with rc_context(FONTS):
+        figure, axes = _one_line_each([view.entries[name].arm.label for name in compared])
+        axes.axvline(0, color="black", linewidth=1.6)
+        for place, (name, found) in enumerate(compared.items()):
+            ours, look = view.entries[name].final(metric), looks[name]
+            each = [metric.scale * ((ours[seed] or 0.0) - (theirs[seed] or 0.0)) for seed in found.seeds]
+            axes.plot(each, [place] * len(each), look.marker, color=look.color, alpha=0.45, markersize=5)
+            if found.interval:
+                low, high = (metric.scale * end for end in found.interval)
+                axes.plot([low, high], [place] * 2, color=look.color, linewidth=2.4, solid_capstyle="butt")
+            axes.plot(np.mean(each), place, "|", color=look.color, markersize=15, markeredgewidth=2.6)
+            said = verdict(found, lower_is_better=metric.lower_is_better).partition(" (")[0]
+            axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, color=_FAINT)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_title(f"Final {metric.title}, minus RR's")
+        better = "left" if metric.lower_is_better else "right"
+        axes.set_xlabel(f"further {better} is better; bar: mean and 99 % interval")
+    return figure
+
+
+def time_figure(view: View) -> Figure | None:
+    """Seconds of an epoch by part of the step: mean over epochs and seeds."""
+    shown = {name: entry for name, entry in view.shown.items() if len(next(iter(entry.jobs.values())).epochs) > 1}
+    if not shown:
+        return None
+    with rc_context(FONTS):
+        figure, axes = _one_line_each([entry.arm.label for entry in shown.values()], more=0.5)
+        left = np.zeros(len(shown))
+        for part, colour, hatch in zip(PARTS, COLOURS, _HATCHES, strict=False):
+            width = np.array(
+                [
+                    np.mean([epoch.seconds.get(part, 0.0) for job in entry.jobs.values() for epoch in job.epochs[1:]])
+                    for entry in shown.values()
+                ]
+            )
+            look: dict[str, Any] = {
+                "color": colour,
+                "hatch": hatch,
+                "edgecolor": "white",
+                "linewidth": 0.6,
+                "height": 0.68,
+            }
+            axes.barh(range(len(shown)), width, left=left, label=part, **look)
+            left += width
+        axes.set_xlim(0, 1.16 * float(left.max()) or 1.0)
+        for place, total in enumerate(left):
+            axes.text(total, place, f" {seconds_text(float(total))}", va="center", fontsize=8, color=_FAINT)
+        axes.set_title("Time of an epoch")
+        axes.set_xlabel("seconds of training, evaluation left out")
+        axes.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=5, fontsize=9, **(LEGEND | {"handlelength": 1.4}))
+    return figure
+
+
+def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
+    """What the order holds, and the most the process has used."""
+    columns: dict[str, Callable[[Row], float | None]] = {
+        "Memory: order's state": lambda row: row.order_bytes,
+        "Peak of the process": lambda row: row.peak_bytes,
+    }
+    return _two_columns(table, looks, columns, bytes_text)
+
+
+def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
+    """Epochs and seconds until RR's lowest train loss of the same seed."""
+    if not any(row.name == BASELINE and row.epochs_to_goal is not None for row in table):
+        return None
+    texts = {"Epochs to RR's best": lambda value: f"{value:g}", "Time to RR's best": seconds_text}
+    columns: dict[str, Callable[[Row], float | None]] = {
+        "Epochs to RR's best": lambda row: row.epochs_to_goal,
+        "Time to RR's best": lambda row: row.seconds_to_goal,
+    }
+    return _two_columns(table, looks, columns, lambda value: f"{value:g}", texts=texts, missing="not reached")
+
+
+def _two_columns(
+    table: Sequence[Row],
+    looks: Mapping[str, Style],
+    columns: Mapping[str, Callable[[Row], float | None]],
+    text: Callable[[float], str],
+    *,
+    texts: Mapping[str, Callable[[float], str]] | None = None,
+    missing: str = "not measured",
+) -> Figure | None:
+    shown = [row for row in table if row.train[0] is not None]
+    if not shown or not any(get(row) is not None for get in columns.values() for row in shown):
+        return None
+    with rc_context(FONTS):
+        figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
+        both: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
+        for axes, (title, get) in zip(both, columns.items(), strict=True):
+            say = (texts or {}).get(title, text)
+            values = [get(row) for row in shown]
+            for place, (row, value) in enumerate(zip(shown, values, strict=True)):
+                axes.barh(place, value or 0.0, color=looks[row.name].color, height=0.62)
+                said = missing if value is None else say(value)
+                axes.text(value or 0.0, place, f" {said}", va="center", fontsize=8, color=_FAINT)
+            axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
+            axes.set_title(title)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar has its number
+            finish(axes)
+            axes.set_axisbelow(True)
+            axes.grid(visible=False, axis="y")
+        _name_lines(both[0], [row.label for row in shown])
+    return figure
+
+
+def _one_line_each(labels: Sequence[str], *, more: float = 0.0) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, 1.3 + more + 0.36 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    _name_lines(axes, labels)
+    finish(axes)
+    return figure, axes
+
+
+def _name_lines(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_axisbelow(True)
+    axes.set_yticks(range(len(labels)), [plain(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.4, -0.6)

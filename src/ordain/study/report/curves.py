@@ -1,0 +1,182 @@
+"""Figures over epochs, seconds and rates: the mean of each arm, and a band of one standard deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from ordain.study.report.statistics import sd
+from ordain.study.report.text import plain
+from ordain.study.report.views import BASELINE, TRAIN, Entry, Metric, View
+from ordain.study.runs.records import DONE, Epoch, Run
+from ordain.study.style import LEGEND, Style, finish, style
+
+__all__ = ["FONTS", "WIDTH", "curve_figure", "draw_curves", "legend_below", "rate_figure", "styles"]
+
+WIDTH = 5.6  # inches: a phone shows it whole, with letters that can be read
+FONTS: dict[Any, Any] = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+}
+_LOG_FROM = 3.0  # a larger range than this is drawn on a log scale
+Array = NDArray[np.float64]
+
+
+def styles(run: Run) -> dict[str, Style]:
+    """One for each arm, the same in every figure; black is RR's alone."""
+    others = [name for name in run.arms if name != BASELINE]
+    return {BASELINE: style(0)} | {name: style(position) for position, name in enumerate(others, 1)}
+
+
+def curve_figure(
+    view: View,
+    looks: Mapping[str, Style],
+    *,
+    title: str,
+    ylabel: str,
+    get: Callable[[Epoch], float | None],
+    scale: float = 1.0,
+    seconds: bool = False,
+    log: bool = True,
+) -> Figure | None:
+    """One line an arm, from the end of the first epoch on; None where nothing was recorded."""
+    with rc_context(FONTS):
+        figure = Figure(layout="constrained")
+        axes = figure.subplots()
+        drawn = draw_curves(axes, view, looks, get=get, scale=scale, seconds=seconds, log=log)
+        if not drawn:
+            return None
+        figure.set_size_inches(WIDTH, _height(drawn))
+        axes.set_title(title)
+        axes.set_ylabel(ylabel)
+        legend_below(figure, axes)
+    return figure
+
+
+def draw_curves(
+    axes: Axes,
+    view: View,
+    looks: Mapping[str, Style],
+    *,
+    get: Callable[[Epoch], float | None],
+    scale: float = 1.0,
+    seconds: bool = False,
+    log: bool = True,
+) -> int:
+    """Mean and band of each arm against epochs or seconds; gives back how many had something to draw."""
+    found = {name: _series(entry, get, scale) for name, entry in view.shown.items()}
+    series = {name: values for name, values in found.items() if values is not None}
+    unit, size = _time_unit(max((float(times[:, -1].mean()) for _, times, _ in series.values()), default=0.0))
+    for name, (epochs, times, values) in series.items():
+        at = times.mean(axis=0) / size if seconds else epochs
+        _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name])
+    if log and series:
+        _log_if_wide(axes, [values.mean(axis=0) for _, _, values in series.values()])
+    axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
+    if seconds:
+        axes.set_xlim(left=0)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    finish(axes)
+    return len(series)
+
+
+def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metric = TRAIN) -> Figure | None:
+    """The final loss of each arm at every rate; None if there is only one. A ring is round the rate that was chosen."""
+    rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
+    if len(rates) < 2:
+        return None
+    with rc_context(FONTS):
+        figure = Figure(figsize=(WIDTH, _height(len(run.arms))), layout="constrained")
+        axes = figure.subplots()
+        means = []
+        for place, (name, arm) in enumerate(run.arms.items()):
+            look = looks[name]
+            ends: dict[float, list[float]] = {rate: [] for rate in arm.rates}
+            for job in arm.jobs:
+                value = metric.get(job.epochs[-1]) if job.state == DONE else None
+                if value is not None:
+                    ends[job.lr].append(value)
+                elif job.state == "diverged":
+                    aside = 0.98 - 0.035 * (place % 12)
+                    axes.plot(job.lr, aside, "x", color=look.color, transform=axes.get_xaxis_transform(), markersize=6)
+            at = [rate for rate, values in ends.items() if values]
+            mean = np.array([np.mean(ends[rate]) for rate in at])
+            error = np.array([sd(ends[rate]) or 0.0 for rate in at])
+            if not at:
+                continue
+            means.append(mean)
+            axes.errorbar(at, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
+            rate = chosen.entries[name].rate
+            if rate in at:
+                ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": look.color}
+                axes.plot(rate, mean[at.index(rate)], "o", linestyle="none", **ring)
+        if not means:
+            return None
+        axes.set_xscale("log")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        _log_if_wide(axes, means)
+        axes.set_title(f"Final {metric.title} at each rate")
+        axes.set_ylabel(f"{metric.title} after the last epoch")
+        axes.set_xlabel("learning rate (ring: chosen; x: a seed diverged)")
+        finish(axes)
+        legend_below(figure, axes)
+    return figure
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Under the figure, in two columns: a phone has no room beside it."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
+
+
+def _height(arms: int) -> float:
+    return 3.6 + 0.2 * ((arms + 1) // 2)
+
+
+def _series(
+    entry: Entry, get: Callable[[Epoch], float | None], scale: float
+) -> tuple[NDArray[np.int64], Array, Array] | None:
+    """Epochs ``[e]`` at which all seeds have a value, training seconds up to each and values, both ``[seeds, e]``."""
+    table = np.array([[_or_nan(get(epoch)) for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
+    times = np.array([[epoch.training_seconds for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
+    kept = np.isfinite(table).all(axis=0) if table.size else np.zeros(0, dtype=bool)
+    if not kept.any():
+        return None
+    return np.flatnonzero(kept) + 1, times.cumsum(axis=1)[:, kept], scale * table[:, kept]
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _draw_band(axes: Axes, label: str, at: NDArray[np.float64 | np.int64], values: Array, look: Style) -> None:
+    mean = values.mean(axis=0)
+    axes.plot(at, mean, label=label, **look.line(max(1, len(mean) // 8)))
+    if len(values) > 1:
+        band = values.std(axis=0, ddof=1)
+        axes.fill_between(at, mean - band, mean + band, color=look.color, alpha=0.12, linewidth=0)
+
+
+def _log_if_wide(axes: Axes, means: Sequence[Array]) -> None:
+    every = np.concatenate(means)
+    if every.min() > 0 and every.max() / every.min() > _LOG_FROM:
+        axes.set_yscale("log")
+        wide = every.max() / every.min() > 30
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    return ("hours", 3600.0) if seconds > 3 * 3600 else ("minutes", 60.0) if seconds > 300 else ("seconds", 1.0)

@@ -1,0 +1,40 @@
+"""The same in Markdown, for a README or a merge request."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+__all__ = ["bullets", "escape", "table"]
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")  # wherever they stand
+_FIRST = re.compile(r"^([-+]|\d+(?=[.)]))")  # where a list could begin
+
+
+def escape(text: str) -> str:
+    r"""``text`` as Markdown shows it: one line, no markup, no HTML, no cell's end.
+
+    >>> print(escape("a|b <i>"))
+    a\|b &lt;i&gt;
+    """
+    inert = _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return _FIRST.sub(r"\\\1", inert)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A pipe table; all cells are escaped. The first column is text and stands left, the others right."""
+    lines = ["| " + " | ".join(escape(heading) for heading in headings) + " |"]
+    lines.append("| --- |" + " ---: |" * (len(headings) - 1))
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    is_number = re.fullmatch(r"[\d.,±%e -]+", text)
+    return text if is_number else escape(text)
+
+
+def bullets(items: Iterable[str]) -> str:
+    """A list; all items are escaped."""
+    return "".join(f"- {escape(item)}\n" for item in items)

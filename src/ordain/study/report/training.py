@@ -1,0 +1,105 @@
+"""The content of a training run's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ordain.study.report.asked import absent, with_asked
+from ordain.study.report.content import Content, Section, Table, Telling, count_text, made_with, value_text
+from ordain.study.report.figures import training_figures
+from ordain.study.report.rows import HEADINGS, cells, rows
+from ordain.study.report.sentences import headline, sentences
+from ordain.study.report.views import BASELINE, Problem, View, metrics, problems, views
+from ordain.study.runs.header import TRAINING
+from ordain.study.runs.records import Run
+
+__all__ = ["training_content"]
+
+_NOTES = (
+    "RR is random reshuffling. An order helps, or is worse, if a paired t test over seeds of its final value against "
+    "RR's has p < 0.01 and there are at least five seeds; everything else is “cannot tell”. That p is not corrected "
+    "for the number of orders; Holm's p beside it is, over the orders of one view and one quantity.",
+    "An order's own best rate has the lowest mean validation loss after the last epoch; of two alike the larger is "
+    "taken, and a rate at which a seed diverged is out. At RR's best rate all orders run as in the paper.",
+    "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
+    "forward, backward, ordering and optimizer, without evaluation.",
+    "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
+    "- says that the median seed never got there. Memory is the largest over seeds and epochs.",
+)
+
+
+def training_content(run: Run) -> Content:
+    """Sentences, figures and tables of everything that has been recorded."""
+    run = with_asked(run)
+    found = views(run)
+    drawn = training_figures(run, found)
+    curves = [Section(_capital(view.title), "", drawn[view.name]) for view in found]
+    costs = Section("Rates and costs", f"Time, memory and speed: {found[0].title}.", drawn["costs"])
+    out = [*problems(run), *absent(run, found)]
+    return Content(
+        title=f"{run.header.task}: {_subject(run)}",
+        facts=_facts(run),
+        warnings=_warnings(run, found, out),
+        tellings=[_telling(run, view) for view in found],
+        sections=[section for section in (*curves, costs) if section.figures],
+        tables=[_table(view) for view in found],
+        problems=_problem_table(out) if out else None,
+        notes=_NOTES,
+        made_with=made_with(run.header),
+    )
+
+
+def _telling(run: Run, view: View) -> Telling:
+    train, *others = metrics(run)
+    more = [(f"Final {metric.title.partition(',')[0]}", sentences(view, metric)) for metric in others]
+    return Telling(_capital(view.title), headline(view), sentences(view, train), more)
+
+
+def _table(view: View) -> Table:
+    table = rows(view)
+    return Table(f"{_capital(view.title)}: numbers", HEADINGS, cells(table), [row.verdict for row in table])
+
+
+def _facts(run: Run) -> str:
+    problem, config = run.header.problem, run.config
+    sizes = {"train": "to train on", "valid": "to validate", "test": "to test"}
+    examples = ", ".join(f"{count_text(problem[key])} {what}" for key, what in sizes.items() if problem.get(key))
+    parts = {
+        "": examples,
+        " parameters": count_text(problem.get("parameters", "")),
+        " epochs": count_text(config.get("epochs", "")),
+        " examples to a batch": count_text(config.get("batch_size", "")),
+    }
+    return "; ".join(f"{text}{unit}" for unit, text in parts.items() if text)
+
+
+def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:
+    said = []
+    limit = run.config.get("limit")
+    if limit is not None:
+        said.append(f"Reduced: trained on {count_text(limit)} examples only (limit).")
+    jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
+    if jobs:
+        said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} in no comparison: see “Not compared” below.")
+    if BASELINE not in run.arms:
+        said.append("Random reshuffling (rr) was not run: there is nothing to compare with.")
+    if any(len({tuple(entry.jobs) for entry in view.shown.values()}) > 1 for view in found):
+        said.append("Orders have run with different seeds: each is compared with RR over the seeds both have.")
+    return said
+
+
+def _problem_table(out: Sequence[Problem]) -> Table:
+    lines = [
+        (problem.label, value_text(problem.rates), value_text(problem.seeds), problem.state, problem.why)
+        for problem in out
+    ]
+    return Table("Not compared", ("order", "rates", "seeds", "state", "why"), lines, [problem.state for problem in out])
+
+
+def _subject(run: Run) -> str:
+    study = run.config.get("study", TRAINING)
+    return "orders compared" if study == TRAINING else f"study of {study}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

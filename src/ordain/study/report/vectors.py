@@ -1,0 +1,41 @@
+"""The content of a report on a study of plain vectors: what that study itself has to show and say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ordain.errors import InputError
+from ordain.study.report.content import Content, Section, Table, Telling, made_with
+from ordain.study.report.figures import draw
+from ordain.study.report.sentences import Sentence
+from ordain.study.runs.header import Header
+
+__all__ = ["vector_content"]
+
+
+def vector_content(folder: Path, header: Header) -> Content:
+    """Its sentences, figures and table."""
+    from ordain.study.vectors import STUDIES  # a report on training needs none of them
+
+    if header.kind not in STUDIES:
+        raise InputError(
+            f"a study of kind {header.kind!r} in {folder}",
+            expected=f"training, {', '.join(STUDIES)}",
+            remedy="Use the ordain that wrote it.",
+        )
+    study = STUDIES[header.kind]
+    headings, rows = study.table(folder)
+    figures = [
+        draw(name, f"Figure: {name.replace('-', ' ')}", figure) for name, figure in study.figures(folder).items()
+    ]
+    return Content(
+        title=study.title,
+        facts="",
+        warnings=[],
+        tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
+        sections=[Section("Figures", "", figures)] if figures else [],
+        tables=[Table("Numbers", headings, rows)] if rows else [],
+        problems=None,
+        notes=(),
+        made_with=made_with(header),
+    )

@@ -1,0 +1,54 @@
+"""The paper's ablations: which orders and units are compared on a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ABLATIONS", "Ablation"]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A choice of arms.
+
+    Attributes:
+        name: on the command line.
+        title: what it asks.
+        arms: what is compared.
+        epochs: where not the task's.
+        one_rate: only the first of the task's rates.
+    """
+
+    name: str
+    title: str
+    arms: tuple[str, ...]
+    epochs: int | None = None
+    one_rate: bool = False
+
+
+_UNITS = (1, 2, 8, 64)
+
+ABLATIONS: dict[str, Ablation] = {
+    ablation.name: ablation
+    for ablation in (
+        Ablation(
+            "fixed-orders",
+            "Are good permutations fixed? 1-step GraB and retraining on GraB's last order.",
+            ("rr", "so", "grab", "grab-1step", "retrain"),
+        ),
+        Ablation(
+            "granularity",
+            "Units of 1, 2, 8 and 64 examples.",
+            tuple(f"{order}@{unit}" for unit in _UNITS for order in ("rr", "grab")),
+        ),
+        # One epoch stores all that will ever be stored; Greedy's herding would only come after it. The paper's 224.6 MB
+        # and 1.44 GB for Greedy are those of units of 8 examples.
+        Ablation(
+            "memory",
+            "What orders store: n gradients (Greedy, herding) or a few vectors (GraB).",
+            ("rr", "grab", "grab-pair", "herding", "greedy", "greedy@8"),
+            epochs=1,
+            one_rate=True,
+        ),
+    )
+}

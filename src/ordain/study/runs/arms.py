@@ -1,0 +1,78 @@
+"""Arms: an order by name, the size of its units, and what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+
+from ordain import FixedOrder, Order
+from ordain.errors import InputError
+from ordain.orders import ORDERS
+
+__all__ = ["BASELINE", "RETRAIN", "SOURCE", "STORING", "Arm", "build_order", "parse", "stored_bytes"]
+
+BASELINE = "rr"
+SOURCE, RETRAIN = "grab", "retrain"  # whose last order "retrain" keeps
+STORING = ("greedy", "herding")  # keep n gradients
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a figure.
+
+    Attributes:
+        name: in records and on the command line, ``"grab@8"``.
+        order: in ``ordain.orders.ORDERS``, or ``"fixed"``.
+        label: for people.
+        group: examples to a unit.
+        shares_first: does its first epoch visit the examples as that of every other order of its seed?
+    """
+
+    name: str
+    order: str
+    label: str
+    group: int
+    shares_first: bool
+
+
+def parse(name: str, *, group: int = 1) -> Arm:
+    """The arm of a name; ``group`` where the name does not say.
+
+    >>> parse("grab@8").label
+    'GraB, units of 8'
+    """
+    if name == RETRAIN:
+        return Arm(name, "fixed", "retrain from GraB", 1, shares_first=False)
+    order, at, size = name.partition("@")
+    if order not in ORDERS:
+        raise InputError(
+            f"the order {name!r}",
+            expected=f"one of {', '.join(ORDERS)}",
+            remedy="Separate several by commas; write grab@8 for units of 8 examples.",
+        )
+    if at:
+        if not size.isascii() or not size.isdigit() or int(size) < 1:
+            raise InputError(f"the order {name!r}", expected="a whole number after @", remedy="Write grab@8, say.")
+        group = int(size)
+    if not ORDERS[order].is_permutation and group > 1:
+        raise InputError(f"{order!r} in units of {group}", expected="units of 1", remedy="Leave it out.")
+    label = ORDERS[order].label + (f", units of {group}" if at else "")
+    return Arm(name, order, label, group, shares_first=ORDERS[order].is_permutation)
+
+
+def build_order(
+    arm: Arm, model: nn.Module, n: int, *, seed: int, memory_limit: int, fixed: NDArray[Any] | None = None
+) -> Order:
+    """The order of an arm; ``fixed`` is the permutation that ``"retrain"`` keeps."""
+    if fixed is not None:
+        return FixedOrder(fixed)
+    more = {"memory_limit": memory_limit} if arm.order in STORING else {}
+    return ORDERS[arm.order].build(model, n, seed=seed, group=arm.group, **more)
+
+
+def stored_bytes(arm: Arm, n: int, d: int) -> int:
+    """Bytes of the float32 gradients that Greedy and Herding store: one of length d for each unit (Alg. 2)."""
+    return -(-n // arm.group) * d * 4

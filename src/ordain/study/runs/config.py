@@ -1,0 +1,97 @@
+"""What a run is: a typed configuration that is saved with its records and must be met to go on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from ordain.errors import InputError
+
+__all__ = ["RunConfig", "merged"]
+
+Protocol = Literal["tuned", "paper"]
+_GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that records depend on.
+
+    Attributes:
+        task: a name in ``ordain.study.tasks.TASKS``.
+        arms: orders by name; ``"grab@8"`` orders units of 8 examples.
+        rates: learning rates.
+        seeds: of the initial weights and of the orders.
+        epochs: passes over the training set.
+        batch_size: examples to a step.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        plateau: the paper's schedule of WikiText-2.
+        clip: the largest norm of a batch's gradient.
+        study: ``"training"``, or the ablation that chose the arms.
+        protocol: ``"tuned"``: every arm at every rate; ``"paper"``: the others only at RR's best.
+        group: examples to a unit, for arms that do not say.
+        limit: train on this many examples only.
+        herding: measure the herding objective and how stale gradients are, after each epoch.
+        threads: of torch and of BLAS, in each worker.
+        memory_limit: bytes that Greedy and Herding may store.
+        greedy_hours: refuse Greedy where a job's herding would take longer, as estimated.
+        weights: the folder that a BERT starts from.
+    """
+
+    task: str
+    arms: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    epochs: int
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    plateau: bool = False
+    clip: float | None = None
+    study: str = "training"
+    protocol: Protocol = "tuned"
+    group: int = 1
+    limit: int | None = None
+    herding: bool = False
+    threads: int = 1
+    memory_limit: int = 2 * 2**30
+    greedy_hours: float = 1.0
+    weights: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers, strings and lists."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> RunConfig:
+        """What :meth:`to_json` gave."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(saved, dict) or set(saved) != names:
+            differing = sorted(names.symmetric_difference(saved)) if isinstance(saved, dict) else []
+            raise InputError(
+                f"a saved configuration that differs in {', '.join(differing) or 'kind'}",
+                expected="one that this version of ordain has written",
+                remedy="Run into a new folder with --out.",
+            )
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+        return cls(**values)
+
+
+def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:
+    """``saved`` with what ``asked`` adds to it; refused if more than arms, rates and seeds differ."""
+    differing = [
+        f"{field.name} ({getattr(saved, field.name)!r} there, {getattr(asked, field.name)!r} here)"
+        for field in fields(RunConfig)
+        if field.name not in _GROWING and getattr(saved, field.name) != getattr(asked, field.name)
+    ]
+    if differing:
+        raise InputError(
+            f"a folder whose run differs in {'; '.join(differing)}",
+            expected="the configuration it was started with; orders, rates and seeds may be added",
+            remedy="Run into a new folder with --out.",
+        )
+    grown: dict[str, Any] = {
+        name: tuple(dict.fromkeys((*getattr(saved, name), *getattr(asked, name)))) for name in _GROWING
+    }
+    return replace(saved, **grown)

@@ -1,0 +1,46 @@
+"""RR's best rate: what the paper's protocol gives to every other arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ordain.errors import InputError
+from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.job import Job
+from ordain.study.runs.writer import end_of, lines_of
+
+__all__ = ["baseline_rate", "best_rate"]
+
+
+def best_rate(losses: dict[float, list[float | None]]) -> float | None:
+    """The rate of the lowest mean; a rate with a None (a seed that diverged) is out, and the larger of two equals wins.
+
+    >>> best_rate({0.1: [0.5, None], 0.01: [0.3, 0.2], 0.001: [0.25, 0.25]})
+    0.01
+    """
+    means = {lr: float(np.mean([x for x in of if x is not None])) for lr, of in losses.items() if of and None not in of}
+    return min(means, key=lambda lr: (means[lr], -lr)) if means else None
+
+
+def baseline_rate(config: RunConfig, out: Path) -> float | None:
+    """RR's best by the validation loss after the last epoch; None as long as one of its jobs is unfinished."""
+    losses: dict[float, list[float | None]] = {}
+    for lr in config.rates:
+        for seed in config.seeds:
+            path = Job(BASELINE, lr, seed).record(out)
+            end = end_of(path)
+            if end is None:
+                return None
+            last = lines_of(path)[-2]["valid_loss"] if end["state"] == "done" else None
+            losses.setdefault(lr, []).append(last)
+    best = best_rate(losses)
+    if best is None:
+        raise InputError(
+            "a random reshuffling that diverged at every rate",
+            expected="one rate at which it trains",
+            remedy="Add smaller rates: --lr 0.001.",
+        )
+    return best

@@ -1,0 +1,172 @@
+"""A whole run: its folder, its configuration, and the jobs that are still to be done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ordain.errors import InputError
+from ordain.study.data import data_dir
+from ordain.study.machine import machine, revision, versions
+from ordain.study.runs.arms import BASELINE, RETRAIN, SOURCE, parse
+from ordain.study.runs.board import check_installed
+from ordain.study.runs.config import RunConfig, merged
+from ordain.study.runs.folder import FORMAT, check_same, describe, only_one, read_config, write_config
+from ordain.study.runs.job import Job, stages
+from ordain.study.runs.pool import Message, do_here, do_in_processes
+from ordain.study.runs.rates import baseline_rate
+from ordain.study.runs.worker import Setting, load_problem
+from ordain.study.runs.writer import end_of
+from ordain.study.tasks import TASKS
+
+__all__ = ["Outcome", "Progress", "Report", "check", "run"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A message of a job, and how many jobs of this command are over and known of so far."""
+
+    message: Message
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command has done.
+
+    Attributes:
+        states: of the jobs that were run now.
+        before: how many were finished before.
+        failed: the traceback of each job that raised.
+    """
+
+    states: dict[Job, str]
+    before: int
+    failed: dict[Job, str]
+
+
+Report = Callable[[Progress], None]
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    report: Report | None = None,
+    data: Path | None = None,
+    jobs: int = 0,
+    command: str = "",
+    verify: bool = True,
+    checkpoint_every: float = 20.0,
+    tensorboard: bool = False,
+) -> Outcome:
+    """Do what is not done yet of ``config`` in ``out``.
+
+    Args:
+        config: of the run; must be that of the folder, but for more arms, rates and seeds.
+        out: the run's folder, made if need be.
+        report: called with what is heard of each job.
+        data: the folder of all data sets; by default as :func:`ordain.study.data.data_dir` finds it.
+        jobs: worker processes; 0 does the work in this one.
+        command: to be recorded.
+        verify: compare the data with their publishers' checksums.
+        checkpoint_every: seconds between a job's checkpoints, at least.
+        tensorboard: write for TensorBoard too.
+    """
+    check(config)
+    if tensorboard:
+        check_installed()
+    out.mkdir(parents=True, exist_ok=True)
+    with only_one(out):
+        saved = read_config(out)
+        whole = merged(RunConfig.from_json(saved["config"]), config) if saved else config
+        before = sum(end_of(job.record(out)) is not None for job in _known(config, out))
+        states: dict[Job, str] = {}
+        failed: dict[Job, str] = {}
+        if saved and not _next(config, out, failed):
+            return Outcome(states, before, failed)
+        setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
+        problem = load_problem(setting)
+        described = describe(problem, whole, verify=verify)
+        if saved:
+            check_same(saved["problem"], described)
+        header = saved or _header(config, command)
+        write_config(out, header | {"config": whole.to_json(), "problem": described})
+
+        def hear(message: Message) -> None:
+            if message.kind == "finished":
+                states[message.job] = message.state
+            elif message.kind == "failed":
+                failed[message.job] = message.trace
+            if report:
+                report(Progress(message, before + len(states) + len(failed), len(_known(config, out))))
+
+        while todo := _next(config, out, failed):
+            if jobs:
+                do_in_processes(todo, setting, min(jobs, len(todo)), hear)
+            else:
+                do_here(todo, setting, problem, hear)
+        return Outcome(states, before, failed)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what cannot be run, before anything is made."""
+    if config.task not in TASKS:
+        raise InputError(f"the task {config.task!r}", expected=f"one of {', '.join(TASKS)}", remedy="See: ordain tasks")
+    for arm in config.arms:
+        parse(arm, group=config.group)
+    lists = {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}
+    for name, given in lists.items():
+        if not given or len(set(given)) < len(given):
+            came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
+            raise InputError(came, expected=f"different {name}, at least one", remedy="Name each once.")
+    if any(not (math.isfinite(lr) and lr > 0) for lr in config.rates):
+        raise InputError(f"rates {config.rates}", expected="rates above 0", remedy="Write --lr 0.1,0.01, say.")
+    if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
+        raise InputError(
+            "a number of epochs, examples, seeds or threads below 1", expected="1 or more", remedy="Leave it out."
+        )
+    if config.protocol == "paper" and BASELINE not in config.arms:
+        raise InputError(
+            "the paper's protocol without rr",
+            expected="rr, whose best rate the others get",
+            remedy="Add rr to --orders.",
+        )
+    if RETRAIN in config.arms and SOURCE not in config.arms:
+        raise InputError("retrain without grab", expected="grab, whose last order it keeps", remedy="Add grab.")
+
+
+def _known(config: RunConfig, out: Path) -> list[Job]:
+    """All jobs, as far as they are known: under the paper's protocol the others' rate is, once RR is finished."""
+    return [job for stage in _stages(config, out) for job in stage]
+
+
+def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
+    return stages(config, baseline_rate(config, out) if config.protocol == "paper" else None)
+
+
+def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
+    """The jobs to do now: what is unfinished in the first stage that has any."""
+    for stage in _stages(config, out):
+        todo = [job for job in stage if job not in failed and end_of(job.record(out)) is None]
+        if todo:
+            return todo
+    return []
+
+
+def _header(config: RunConfig, command: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": "training",
+        "task": config.task,
+        "command": command,
+        "versions": versions(),
+        "machine": machine(),
+        "revision": revision(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

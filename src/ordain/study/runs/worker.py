@@ -1,0 +1,97 @@
+"""What does jobs: the problem in memory, and each kind of order compiled before its time counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.job import Job
+from ordain.study.runs.meters import Seconds
+from ordain.study.runs.training import Tell, epoch_of_steps, make_optimizer, train
+from ordain.study.tasks import TASKS, Problem
+
+__all__ = ["Setting", "Worker", "limited_threads", "load_problem"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a worker is told once.
+
+    Attributes:
+        config: of the run.
+        out: the run's folder.
+        folder: of all data sets.
+        verify: compare the data with their publishers' checksums.
+        checkpoint_every: seconds between checkpoints, at least.
+        tensorboard: write for TensorBoard too.
+    """
+
+    config: RunConfig
+    out: Path
+    folder: Path
+    verify: bool = True
+    checkpoint_every: float = 20.0
+    tensorboard: bool = False
+
+
+def load_problem(setting: Setting) -> Problem:
+    """The task's problem."""
+    config = setting.config
+    weights = Path(config.weights) if config.weights else None
+    return TASKS[config.task].load(setting.folder, config.limit, weights=weights, verify=setting.verify)
+
+
+class Worker:
+    """Does jobs one after the other on one problem."""
+
+    def __init__(self, setting: Setting, problem: Problem) -> None:
+        self._setting, self._problem = setting, problem
+        self._warm: set[tuple[str, int]] = set()
+
+    def do(self, job: Job, tell: Tell) -> str:
+        """One job to its end; gives its state."""
+        setting = self._setting
+        arm = parse(job.arm, group=setting.config.group)
+        if arm.name != RETRAIN and (arm.order, arm.group) not in self._warm:
+            self._warm_up(arm)
+            self._warm.add((arm.order, arm.group))
+        return train(
+            self._problem,
+            setting.config,
+            job,
+            setting.out,
+            tell=tell,
+            checkpoint_every=setting.checkpoint_every,
+            tensorboard=setting.tensorboard,
+        )
+
+    def _warm_up(self, arm: Arm) -> None:
+        """Compile what is compiled on first use, so that no epoch's seconds include it."""
+        config, problem = self._setting.config, self._problem
+        few = min(len(problem.train_x), 2 * config.batch_size + 1)
+        problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
+        model = problem.build(0).train()
+        order = build_order(arm, model, few, seed=0, memory_limit=2**40)
+        optimizer = make_optimizer(model, config, lr=0.0)
+        for _ in range(2):
+            epoch_of_steps(problem, config, model, optimizer, order, Seconds())
+        order.detach()
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """This many threads in torch and in BLAS, which herding uses through NumPy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with threadpool_limits(limits=count):
+            yield
+    finally:
+        torch.set_num_threads(before)

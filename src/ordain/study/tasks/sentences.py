@@ -1,0 +1,128 @@
+"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from those in a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain.errors import InputError
+from ordain.study.data import bert_vocabulary, load
+from ordain.study.tasks.classes import classifier
+from ordain.study.tasks.task import Load, Problem, Request, seeded
+
+__all__ = ["bert_on"]
+
+LENGTH = 32  # the paper's longest sequence
+_LAYERS = 2
+_TINY = {
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+_FOLDER = "bert-tiny"  # in the data folder
+
+
+def bert_on(data: str) -> Load:
+    """Two layers of BERT with a classifier of two classes."""
+
+    def make(request: Request) -> Problem:
+        words = bert_vocabulary(request.folder, verify=request.verify)
+        own = request.folder / _FOLDER
+        found = request.weights or (own if own.is_dir() else None)
+        shape, tensors, origin = _from_folder(found, len(words)) if found else (_TINY, {}, "random weights")
+        notes = (
+            f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
+            f"{version('transformers')}.",
+            f"No dropout; at most {LENGTH} word pieces, padded.",
+        )
+        splits = load(data, request.folder, verify=request.verify)
+        return classifier(
+            replace(splits, valid=None, test=splits.valid),  # GLUE keeps its test labels: dev is what is tested on
+            seeded(partial(_model, shape, tensors, len(words))),
+            encode=partial(_encode, words),
+            forward=_logits,
+            limit=request.limit,
+            chunk=256,
+            notes=notes,
+        )
+
+    return make
+
+
+def _encode(words: tuple[str, ...], texts: Any) -> Tensor:
+    """``[n, 3, T]``: word pieces, which of them are there, which text each belongs to."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
+    tokenizer.enable_truncation(LENGTH)
+    tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
+    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in texts])
+    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found])
+
+
+def _logits(model: nn.Module, x: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits
+    return logits
+
+
+def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+    import transformers
+
+    bert: Any = transformers  # its types say less than it takes
+    # Without dropout the gradients of an example depend on the weights alone, and a run can be resumed exactly.
+    config = bert.BertConfig(
+        vocab_size=words,
+        num_hidden_layers=_LAYERS,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=2,
+        **shape,
+    )
+    model: nn.Module = bert.BertForSequenceClassification(config)
+    if tensors:
+        model.get_submodule("bert").load_state_dict(tensors, strict=False)
+    return model
+
+
+def _from_folder(folder: Path, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
+    """The shape and the first layers of a BERT: ``config.json`` and ``model.safetensors``, never a pickle."""
+    from safetensors.torch import load_file
+
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{folder} without {name}",
+                expected="config.json and model.safetensors of a BERT",
+                remedy="Save the model with save_pretrained(); pickled weights are never loaded.",
+            )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    missing = [name for name in (*_TINY, "num_hidden_layers", "vocab_size") if not isinstance(config.get(name), int)]
+    if missing or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
+        raise InputError(
+            f"{folder / 'config.json'}"
+            + (f" without {', '.join(missing)}" if missing else f" of {config['vocab_size']:,} words"),
+            expected=f"a BERT of at least {_LAYERS} layers and {words:,} words",
+            remedy="Use an uncased BERT.",
+        )
+    shape = {name: config[name] for name in _TINY}
+    given = {name.removeprefix("bert."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    own = _model(shape, {}, words).get_submodule("bert").state_dict()
+    tensors = {name: tensor.float() for name, tensor in given.items() if name in own}
+    absent = sorted(name for name in own if name not in tensors and not name.startswith("pooler."))
+    if absent or any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
+        raise InputError(
+            f"{folder / 'model.safetensors'} without {', '.join(absent[:3]) or 'tensors of the shape in config.json'}",
+            expected="the weights of a BERT",
+            remedy="Save the model with save_pretrained().",
+        )
+    pooler = "" if any(name.startswith("pooler.") for name in tensors) else ", its pooler random"
+    return shape, tensors, f"{folder.name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"

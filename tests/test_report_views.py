@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_records import end, epoch, path_of, start, write_config, write_job, write_lines
+
+from ordain.study.report.asked import absent, with_asked
+from ordain.study.report.rows import HEADINGS, cells, rows, to_goal
+from ordain.study.report.sentences import headline, sentences
+from ordain.study.report.text import plain
+from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, metrics, problems, views
+from ordain.study.runs.records import read_run
+
+RR = [0.50, 0.52, 0.51, 0.50, 0.53]
+
+
+def jobs(folder: Path, arm: str, finals: list[float], lr: float = 0.1) -> None:
+    for seed, final in enumerate(finals):
+        write_job(folder, arm, lr, seed, [2.0, 1.0, final])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_config(tmp_path)
+    jobs(tmp_path, "rr", RR)
+    return tmp_path
+
+
+def rewrite(path: Path, **change: Any) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, [line | (change if line["kind"] == "epoch" else {}) for line in lines])
+
+
+def test_each_at_its_own_rate_and_all_at_that_of_rr(folder: Path) -> None:
+    jobs(folder, "rr", [0.6] * 5, lr=0.3)
+    jobs(folder, "grab", [0.45] * 5, lr=0.1)
+    jobs(folder, "grab", [0.40] * 5, lr=0.3)
+    own, same = views(read_run(folder))
+    assert (own.name, same.name) == ("own", "rr")
+    assert [own.entries[name].rate for name in ("rr", "grab")] == [0.1, 0.3]
+    assert [same.entries[name].rate for name in ("rr", "grab")] == [0.1, 0.1]
+    assert sentences(own, TRAIN)[0].text.endswith("rate 0.3, RR at 0.1.")
+    assert sentences(same, TRAIN)[0].text.endswith("5 seeds; rate 0.1.")
+    assert "0.1" in same.title
+
+
+def test_rates_are_chosen_by_validation_not_by_training(folder: Path) -> None:
+    jobs(folder, "rr", [0.1] * 5, lr=0.3)
+    for seed in range(5):
+        rewrite(path_of(folder, "rr", 0.3, seed), valid_loss=3.0)
+    (view,) = views(read_run(folder))
+    assert view.entries["rr"].rate == 0.1
+
+
+def test_of_two_rates_alike_the_larger(folder: Path) -> None:
+    jobs(folder, "rr", RR, lr=0.3)
+    assert views(read_run(folder))[0].entries["rr"].rate == 0.3
+
+
+def test_a_rate_at_which_a_seed_diverged_is_out(folder: Path) -> None:
+    jobs(folder, "rr", [0.1] * 5, lr=0.3)
+    lines = [start("rr", 0.3, 4), epoch(0, 2.0), epoch(1, None), end(1, "diverged", "not finite")]
+    write_lines(path_of(folder, "rr", 0.3, 4), lines)
+    run = read_run(folder)
+    assert views(run)[0].entries["rr"].rate == 0.1
+    (problem,) = problems(run)
+    assert (problem.rates, problem.seeds, problem.state, problem.why) == ((0.3,), (4,), "diverged", "not finite")
+
+
+def test_an_arm_that_diverges_at_rrs_rate_is_told_not_dropped(folder: Path) -> None:
+    jobs(folder, "grab", [0.6] * 5, lr=0.05)
+    jobs(folder, "grab", [0.1] * 4, lr=0.1)
+    lines = [start("grab", 0.1, 4), epoch(0, 2.0), epoch(1, None), end(1, "diverged")]
+    write_lines(path_of(folder, "grab", 0.1, 4), lines)
+    own, same = views(read_run(folder))
+    assert own.entries["grab"].rate == 0.05
+    (said,) = sentences(same, TRAIN)  # the four lucky seeds are no comparison
+    assert (said.verdict, said.text) == ("out", "GraB is not compared: diverged.")
+    assert rows(same)[1].verdict == "diverged"
+
+
+def test_refused_and_unfinished_arms_are_listed(folder: Path) -> None:
+    for seed in (0, 1):
+        lines = [start("greedy", 0.1, seed), end(0, "refused", "too large", needed_bytes=1 << 40)]
+        write_lines(path_of(folder, "greedy", 0.1, seed), lines)
+    write_lines(path_of(folder, "grab", 0.1, 0), [start("grab", 0.1, 0), epoch(0, 2.0), epoch(1, 1.0)])
+    run = read_run(folder)
+    (view,) = views(run)
+    assert [row.verdict for row in rows(view)] == ["the baseline", "refused", "unfinished"]
+    assert {problem.label: (problem.seeds, problem.state, problem.why) for problem in problems(run)} == {
+        "greedy": ((0, 1), "refused", "too large (needs 1,099,511,627,776 bytes)"),
+        "GraB": ((0,), "unfinished", "1 epoch so far"),
+    }
+    assert headline(view).endswith("2 have nothing to compare.")
+
+
+def test_seeds_that_differ_are_said(folder: Path) -> None:
+    jobs(folder, "grab", [0.4, 0.4, 0.4])
+    (view,) = views(read_run(folder))
+    (said,) = sentences(view, TRAIN)
+    assert said.verdict == "cannot tell (needs 5 seeds)"
+    assert "over the 3 seeds that both have (0, 1, 2)" in said.rest
+    assert "0.4000 against RR's 0.5100" in said.rest  # the mean of RR over those three
+
+
+def test_a_job_that_ended_early_is_not_compared(folder: Path) -> None:
+    jobs(folder, "grab", [0.4] * 5)
+    write_job(folder, "grab", 0.1, 4, [2.0, 1.0])
+    run = read_run(folder)
+    assert list(views(run)[0].entries["grab"].jobs) == [0, 1, 2, 3]
+    assert problems(run)[0].state == "shorter"
+    assert rows(views(run)[0])[1].verdict == "cannot tell (needs 5 seeds); 1 of 5 seeds not finished"
+
+
+def test_without_rr_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    jobs(tmp_path, "grab", [0.4] * 5)
+    (view,) = views(read_run(tmp_path))
+    assert rows(view)[0].verdict == "no RR to compare with"
+    assert sentences(view, TRAIN)[0].verdict == "out"
+
+
+def test_verdicts_and_sentences(folder: Path) -> None:
+    jobs(folder, "grab", [0.40, 0.42, 0.405, 0.41, 0.42])
+    jobs(folder, "so", [0.60, 0.61, 0.605, 0.61, 0.62])
+    jobs(folder, "flipflop", [0.51, 0.50, 0.52, 0.49, 0.53])
+    jobs(folder, "grab-1step", RR)
+    (view,) = views(read_run(folder))
+    table = {row.name: row for row in rows(view)}
+    words = ["the baseline", "does not help (worse)", "cannot tell", "helps", "cannot tell"]
+    assert [row.verdict for row in table.values()] == words
+    assert [row.epochs_to_goal for row in table.values()] == [2, None, 2, 2, 2]
+    leads = [sentence.lead for sentence in sentences(view, TRAIN)]
+    assert leads[:2] == ["GraB helps", "Shuffle once does not help, it is worse"]
+    assert "final training loss 0.4110 against RR's 0.5120, 0.1010 lower (20 %); p = " in sentences(view, TRAIN)[0].rest
+    assert sentences(view, TRAIN)[-1].rest.startswith(
+        "final training loss 0.5120 against RR's 0.5120, no different; nothing"
+    )
+    assert headline(view) == (
+        "Of 4 orders, 1 has a clearly lower training loss than random reshuffling, 1 has a clearly higher one, "
+        "2 have a difference that could be luck."
+    )
+
+
+def test_higher_accuracy_helps(folder: Path) -> None:
+    jobs(folder, "grab", RR)
+    for seed in range(5):
+        rewrite(path_of(folder, "grab", 0.1, seed), test_accuracy=0.95 + 0.001 * seed)
+    (view,) = views(read_run(folder))
+    (said,) = sentences(view, ACCURACY)
+    assert said.lead == "GraB helps"
+    assert said.rest.startswith("final test accuracy 95.20 % against RR's 90.00 %, 5.20 points higher; p = ")
+
+
+def test_metrics_are_those_recorded(folder: Path) -> None:
+    assert [metric.name for metric in metrics(read_run(folder))] == [
+        "train-loss",
+        "valid-loss",
+        "test-loss",
+        "test-accuracy",
+    ]
+    for seed in range(5):
+        rewrite(path_of(folder, "rr", 0.1, seed), test_loss=None, test_accuracy=None)
+    assert metrics(read_run(folder)) == [TRAIN, VALID, VALID_ACCURACY]
+
+
+def test_row_numbers(folder: Path) -> None:
+    jobs(folder, "grab", [0.4, 0.42, 0.41, 0.4, 0.43])
+    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "evaluation"), 1.0) | {"ordering": 4.0}
+    for seed in range(5):
+        rewrite(path_of(folder, "grab", 0.1, seed), seconds=parts, order_bytes=100 + seed, peak_bytes=3 << 20)
+    run = read_run(folder)
+    baseline, row = rows(views(run)[0])
+    assert baseline.time_ratio == 1.0
+    assert baseline.seconds_to_goal == pytest.approx(2 * 5 * 0.5)
+    assert row.time_ratio == pytest.approx(3 * 8 / (2 * 2.5))  # epoch 0 was given seconds too
+    assert row.ordering == pytest.approx(0.5)
+    assert (row.order_bytes, row.peak_bytes) == (104, 3 << 20)
+    assert row.train == (pytest.approx(0.412), pytest.approx(0.013038, abs=1e-6))
+    text = cells([baseline, row])[1]
+    assert len(text) == len(HEADINGS)
+    assert text[:2] == ("GraB", "helps")
+    assert text[2:6] == ("0.1", "0.4120 ± 0.0130", "0.4120 ± 0.0130", "90.00 ± 0.00")
+    assert text[9:12] == ("50 %", "104 B", "3.0 MiB")
+    job = run.arms["rr"].rates[0.1][0]
+    assert to_goal(job, 1.0) == (1.0, 2.5)
+    assert to_goal(job, 0.1) == (math.inf, math.inf)
+
+
+def test_what_was_asked_for_and_not_begun(tmp_path: Path) -> None:
+    asked = {"arms": ["rr", "grab"], "rates": [0.1, 0.3], "seeds": [0, 1], "protocol": "tuned"}
+    write_config(tmp_path, config=asked)
+    jobs(tmp_path, "rr", [0.5, 0.6])
+    run = with_asked(read_run(tmp_path))
+    left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
+    assert left == [("random reshuffling", (0.3,), (0, 1)), ("GraB", (0.1, 0.3), (0, 1))]
+    assert rows(views(run)[0])[1].verdict == "not started"
+    write_config(tmp_path, config=asked | {"protocol": "paper"})
+    run = with_asked(read_run(tmp_path))
+    left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
+    assert left == [("random reshuffling", (0.3,), (0, 1)), ("GraB", (0.1,), (0, 1))]
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"arms": 3, "seeds": "many"}, {"arms": [None, {}], "rates": ["fast"], "seeds": [0]}]
+)
+def test_settings_of_other_shapes_ask_for_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
+    write_config(tmp_path, config=config)
+    run = with_asked(read_run(tmp_path))
+    assert absent(run, views(run)) == []
+
+
+def test_labels_in_figures_are_no_mathematics() -> None:
+    assert plain("cost $x$") == r"cost \$x\$"
+    assert plain("_hidden")[0] == " "
+    assert plain("a\nb\x00") == "ab"
+    assert len(plain("x" * 100)) == 40
