@@ -17,7 +17,7 @@ def gradients(a, b, biased):
     return np.concatenate([weight, b], axis=1) if biased else weight
 
 
-@pytest.mark.parametrize("balancer", ["deterministic", "halving"])
+@pytest.mark.parametrize("balancer", BALANCERS)
 @pytest.mark.parametrize("paired", [False, True], ids=["mean", "pair"])
 @pytest.mark.parametrize("biased", [False, True], ids=["weight", "weight and bias"])
 @pytest.mark.parametrize("few", [1, 3])

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain._kernels import batch_signs, compile_loop
+from ordain._kernels import FAILED, batch_signs, compile_loop, decide
 from ordain._products import outer_gram, pair_products
+from ordain.balancing import WALK
 
 _BLOCK = 4
 
@@ -40,7 +41,7 @@ def layer_signs(
 ) -> tuple[bool, float, float]:
     """Signs of a batch (``weights``, by row), with ``signed`` (P) and ``total`` brought up to date.
 
-    For balancers that never need |s|_inf. Gradients are scale b_i a_i', flat, the bias's behind them if ``biased``.
+    Gradients are scale b_i a_i', flat, the bias's behind them if ``biased``.
     If ``paired``, signs are given to differences of consecutive rows, and ``mean`` and ``total`` are left alone.
     Returns the new surplus and mean_inner; False, with nothing touched, where something is not finite.
     """
@@ -54,14 +55,17 @@ def layer_signs(
             square += row[t] * row[t]
         for j in range(few):
             other += c[i, j] * c[i, j]
-        if not math.isfinite((square + 1) * other):
+        if not math.isfinite(8 * (square + 1) * other):  # 8: differences of pairs must be finite too
             return False, surplus, mean_inner
 
     dots = np.empty((1 if paired else 2, _BLOCK), a.dtype)
     half_gram = np.empty((_BLOCK // 2, _BLOCK // 2), a.dtype)
     half_dots = np.empty((1, _BLOCK // 2), a.dtype)
-    for i in range(0, size, _BLOCK):
-        rows = min(_BLOCK, size - i)
+    block = _BLOCK
+    if kind == WALK:  # must be able to ask for |s|_inf before every sign
+        block = 2 if paired else 1
+    for i in range(0, size, block):
+        rows = min(block, size - i)
         _block_dots(a[i : i + rows], c[i : i + rows], signed, biased, dots[0])
         if not paired:
             _block_dots(a[i : i + rows], c[i : i + rows], mean, biased, dots[1])
@@ -71,9 +75,27 @@ def layer_signs(
         if paired:
             half = rows // 2
             pair_products(gram, dots, half_gram[:half, :half], half_dots[:, :half])
-            batch_signs(kind, half_gram[:half, :half], half_dots, True, 0.0, 0.0, 0.0, u[i // 2 :], state, param, signs)
+            known = batch_signs(
+                kind, half_gram[:half, :half], half_dots, True, 0.0, 0.0, 0.0, u[i // 2 :], state, param, signs
+            )
         else:
-            batch_signs(kind, gram, dots, False, surplus, mean_inner, mean_square, u[i:], state, param, signs)
+            known = batch_signs(kind, gram, dots, False, surplus, mean_inner, mean_square, u[i:], state, param, signs)
+        if not known:
+            if paired:
+                inner, square = float(half_dots[0, 0]), float(half_gram[0, 0])
+            else:
+                inner = dots[0, 0] - mean_inner - surplus * (dots[1, 0] - mean_square)
+                square = gram[0, 0] - 2.0 * dots[1, 0] + mean_square
+            sup = _largest(signed, mean, 0.0 if paired else surplus)
+            sign = decide(kind, inner, square, sup, True, u[i // 2 if paired else i], state, param)
+            if sign == FAILED:
+                state[1] += 1.0
+                sign = 1 if inner < 0.0 else -1
+            state[0] += 2.0 * sign * inner + square
+            signs[0] = sign
+            if paired:
+                signs[1] = -sign
+        if not paired:
             for k in range(rows):
                 surplus += signs[k]
                 mean_inner += signs[k] * dots[1, k]
@@ -139,3 +161,13 @@ def _block_add(
             signed[few * d + j] += f0 + f1 + f2 + f3
             if not paired:
                 total[few * d + j] += c0 + c1 + c2 + c3
+
+
+@compile_loop
+def _largest(signed: NDArray[Any], mean: NDArray[Any], surplus: float) -> float:
+    """|P - E m|_inf."""
+    found = signed.dtype.type(0)
+    times = signed.dtype.type(surplus)
+    for t in range(len(signed)):
+        found = max(found, abs(signed[t] - times * mean[t]))
+    return float(found)

@@ -222,3 +222,27 @@ def outer_add(a: NDArray[Any], b: NDArray[Any], weights: NDArray[Any], biased: b
             total += c0
         if biased:
             out[few * d + j] += total
+
+
+@compile_loop
+def norm_sums(x: NDArray[Any], b: NDArray[Any], eps: float, weight: NDArray[Any], bias: NDArray[Any]) -> None:
+    """Layer norm of x ``[B, T, C]`` with output gradients b: ``[B, C]`` sums over T of b * normalized x, and of b."""
+    size, steps, width = x.shape
+    for i in range(size):
+        w, c = weight[i], bias[i]
+        for j in range(width):
+            w[j] = 0
+            c[j] = 0
+        for t in range(steps):
+            row, grad = x[i, t], b[i, t]
+            total = x.dtype.type(0)
+            for j in range(width):
+                total += row[j]
+            mean = total / width
+            square = x.dtype.type(0)
+            for j in range(width):
+                square += (row[j] - mean) * (row[j] - mean)
+            scale = x.dtype.type(1.0 / math.sqrt(square / width + eps))
+            for j in range(width):
+                w[j] += grad[j] * ((row[j] - mean) * scale)
+                c[j] += grad[j]

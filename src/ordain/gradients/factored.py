@@ -164,10 +164,10 @@ class Factored:
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return Factored(forms, dim=self.dim, size=len(rows), scale=self.scale, like=like)
 
-    def layer(self) -> tuple[NDArray[Any], NDArray[Any], bool] | None:
-        """``[B, in]`` inputs, ``[B, out]`` output gradients and "with a bias?" if one small linear layer is all."""
+    def layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
+        """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale: if one small linear layer is all there is."""
         if len(self._forms) != 1 or not isinstance(self._forms[0][1], Outer):
             return None
         form = self._forms[0][1]
         factors = form.small_factors(self.dtype)
-        return None if factors is None or form.numel != self.dim else (*factors, form.biased)
+        return None if factors is None or form.numel != self.dim else (*factors, form.biased, self.scale)

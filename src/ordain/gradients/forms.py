@@ -157,10 +157,11 @@ class Outer(Form):
     def paired(self) -> Outer | None:
         if self._steps == 1:
             return None
-        # The second of a pair is so many steps more, with b turned round.
-        turned = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)[:, None, None]
-        b = self._b.reshape(self.size // 2, 2, self._steps, self.rows) * turned
-        return Outer(self._a.reshape(self.size // 2, 2 * self._steps, self.cols), b.flatten(1, 2))
+        # The second of a pair is so many steps more, with one factor turned round: the narrower is copied sooner.
+        a, b = (part.reshape(self.size // 2, 2 * self._steps, -1) for part in (self._a, self._b))
+        turned = torch.ones(2 * self._steps, 1, dtype=b.dtype, device=b.device)
+        turned[self._steps :] = -1.0
+        return Outer(a, b * turned) if self.rows <= self.cols else Outer(a * turned, b)
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         if not self._factored:

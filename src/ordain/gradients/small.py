@@ -11,13 +11,14 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def compiled(*tensors: Tensor) -> bool:
-    """Can the compiled loops take these? One dtype, on the CPU, few rows in the first."""
-    first = tensors[0]
-    return (
-        first.shape[0] <= FEW_EXAMPLES
-        and first.dtype in _DTYPES
-        and all(t.dtype is first.dtype and t.device.type == "cpu" for t in tensors)
-    )
+    """Are the compiled products of these faster than BLAS? Few rows in the first."""
+    return tensors[0].shape[0] <= FEW_EXAMPLES and on_cpu(*tensors)
+
+
+def on_cpu(*tensors: Tensor) -> bool:
+    """Can compiled loops take these at all? One dtype, on the CPU."""
+    first = tensors[0].dtype
+    return first in _DTYPES and all(t.dtype is first and t.device.type == "cpu" for t in tensors)
 
 
 def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
@@ -39,12 +40,21 @@ def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> N
 
 def row_dots(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """out[i] = <a_i, b_i>, for ``[N, m]`` each."""
-    if a.device.type != "cpu" or a.dtype not in _DTYPES or b.dtype is not a.dtype:
+    if not on_cpu(a, b):
         torch.linalg.vecdot(a, b, out=out)
         return
     from ordain import _products
 
     _products.row_dots(a.numpy(), b.numpy(), out.numpy())
+
+
+def norm_sums(x: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``[B, C]`` each: sums over T of b * layer_norm(x), and of b, for ``[B, T, C]``."""
+    from ordain import _products
+
+    weight, bias = x.new_empty(x.shape[0], x.shape[2]), x.new_empty(x.shape[0], x.shape[2])
+    _products.norm_sums(x.contiguous().numpy(), b.contiguous().numpy(), eps, weight.numpy(), bias.numpy())
+    return weight, bias
 
 
 def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:

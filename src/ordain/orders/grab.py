@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ordain import _rng, herding
-from ordain.balancing import WALK, Balancer, Deterministic, check_balancer
+from ordain.balancing import Balancer, Deterministic, check_balancer
 from ordain.errors import InputError
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
@@ -219,14 +219,12 @@ class GraB(LearnedOrder):
 
     def _sign_layer(self, batch: Gradients, u: Matrix, state: Matrix) -> NDArray[Any] | None:
         """``[B]`` signs, with the table brought up to date, where one small linear layer is the whole model."""
-        if not isinstance(batch, Factored) or self._balancer.kind == WALK:  # the walk may have to know |s|_inf
-            return None
-        layer = batch.layer()
+        layer = batch.layer() if isinstance(batch, Factored) else None
         if layer is None:
             return None
         from ordain._layer import layer_signs
 
-        a, b, biased = layer
+        a, b, biased, scale = layer
         signs = np.empty(len(a), dtype=a.dtype)
         table = self._vectors["table"].numpy()
         signed, mean, total = (table[0],) * 3 if self._paired else table
@@ -234,7 +232,7 @@ class GraB(LearnedOrder):
             self._balancer.kind,
             a,
             b,
-            batch.scale,
+            scale,
             biased,
             self._paired,
             signed,

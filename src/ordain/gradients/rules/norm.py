@@ -9,14 +9,18 @@ from torch.nn import functional
 from ordain.gradients.forms import Form, Made
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
+from ordain.gradients.small import norm_sums, on_cpu
 
 
 @register_rule(nn.LayerNorm)
 def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, Form]:
     """Input ``[B, *, *normalized_shape]``."""
+    each = [trailing(use, len(module.normalized_shape)) for use in uses]
+    if all(on_cpu(x, b) for x, b in each):
+        sums = [norm_sums(x.flatten(2), b.flatten(2), module.eps) for x, b in each]
+        return _affine(module, weight=[weight for weight, _ in sums], bias=[bias for _, bias in sums])
     pairs = []
-    for use in uses:
-        x, b = trailing(use, len(module.normalized_shape))
+    for x, b in each:
         pairs.append((functional.layer_norm(x, module.normalized_shape, eps=module.eps), b))
     return _elementwise(module, pairs)
 
@@ -92,4 +96,8 @@ def _affine(module: nn.Module, *, weight: list[Tensor], bias: list[Tensor]) -> d
     """Forms of the parameters that are there and trained, from gradients ``[B, *shape]`` of each use."""
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     each = {"weight": weight, "bias": bias}
-    return {name: Made.flat(torch.stack(each[name]).sum(dim=0)) for name in each if name in own}
+    return {
+        name: Made.flat(several[0] if len(several) == 1 else torch.stack(several).sum(dim=0))
+        for name, several in each.items()
+        if name in own
+    }
