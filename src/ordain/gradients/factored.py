@@ -165,7 +165,7 @@ class Factored:
         return Factored(forms, dim=self.dim, size=len(rows), scale=self.scale, like=like)
 
     def layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
-        """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale: if one small linear layer is all there is."""
+        """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale: if one small linear layer is everything."""
         if len(self._forms) != 1 or not isinstance(self._forms[0][1], Outer):
             return None
         form = self._forms[0][1]
