@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import standard_files
 import torch
-from sklearn.datasets import load_svmlight_file
+from sklearn.datasets import load_digits, load_svmlight_file
+from sklearn.model_selection import train_test_split
 from standard_files import WRITERS, idx
 
 from ordain.errors import InputError
-from ordain.study import data, demo
+from ordain.study import data
 from ordain.study.data import DATASETS, bert_vocabulary, load, wikitext_vocabulary
 from ordain.study.data.cifar import read_records
 from ordain.study.data.content import Content
@@ -241,15 +242,15 @@ def test_arrays_are_ready_for_torch(name: str, tmp_path: Path) -> None:
     assert set(splits.train.y) == set(range(len(set(splits.train.y))))
 
 
-def test_digits_are_those_of_the_demo(tmp_path: Path) -> None:
-    splits, shown = load("digits", tmp_path), demo.Digits.load()
+def test_digits_are_scikit_learn_s(tmp_path: Path) -> None:
+    splits = load("digits", tmp_path)
     assert splits.test is not None
+    pixels, labels = load_digits(return_X_y=True)
+    x, test_x, y, test_y = train_test_split(pixels / 16, labels, test_size=0.2, random_state=0, stratify=labels)
     for ours, theirs in zip(
-        (splits.train.x, splits.train.y, splits.test.x, splits.test.y),
-        (shown.x, shown.y, shown.test_x, shown.test_y),
-        strict=True,
+        (splits.train.x, splits.train.y, splits.test.x, splits.test.y), (x, y, test_x, test_y), strict=True
     ):
-        np.testing.assert_array_equal(ours, theirs.numpy())
+        np.testing.assert_array_equal(ours, theirs.astype(ours.dtype))
     assert (len(splits.train.y), len(splits.test.y)) == tuple(DATASETS["digits"].counts.values())
 
 
