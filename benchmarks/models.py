@@ -17,23 +17,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(1024, 10))
 
 
-def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 120, 5),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
-    )
-
-
 class Block(nn.Module):
     """A transformer encoder layer written out: what BERT has, without its library."""
 
@@ -71,16 +54,3 @@ class TinyBert(nn.Module):
 
 def tiny_bert() -> nn.Module:
     return TinyBert()
-
-
-class LanguageModel(nn.Module):
-    """Embedding, LSTM, decoder; the hidden state starts anew for each sequence."""
-
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.decoder = nn.Linear(hidden, vocabulary)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.decoder(self.lstm(self.tokens(ids))[0])

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from benchmarks.models import LanguageModel, lenet, logistic, mlp, tiny_bert
+from benchmarks.models import logistic, mlp, tiny_bert
 from benchmarks.timing import interleaved, median_ratio
 from ordain import GraB, Order, RandomReshuffling
+from ordain.study.tasks.images import lenet
+from ordain.study.tasks.language import LanguageModel
 
 ROUNDS = 9
 
@@ -55,7 +57,7 @@ CASES = {
     "mlp": Case(mlp, images(1024), 64, 10),
     "lenet": Case(lenet, images(3, 32, 32), 64, 15),
     "bert": Case(tiny_bert, tokens(32, 30_522, classes=2), 32, 15),
-    "lstm": Case(lambda: LanguageModel(10_000, 32, 32, 2), tokens(35, 10_000), 20, 15),
+    "lstm": Case(lambda: LanguageModel(10_000), tokens(35, 10_000), 20, 15),
 }
 ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
     "rr": lambda model, n: RandomReshuffling(n),
