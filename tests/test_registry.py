@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from helpers import (
     build,
     gradient_field,
     is_permutation,
+    reloaded,
     run,
     run_epoch,
     small_model,
@@ -162,14 +162,6 @@ def observe(order: Any, grads: np.ndarray) -> None:
         order.observe(grads)
     except GradientError as error:
         assert "length" in str(error)  # noqa: PT017
-
-
-def reloaded(state: dict[str, Any]) -> dict[str, Any]:
-    """Through a file, as a checkpoint goes, and without pickled code."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -123,7 +123,7 @@ class Order(ABC):
             "version": STATE_VERSION,
             **self._identity(),
             "epoch": self._epoch,
-            "taken": self._taken,
+            "taken": 0 if self._uncounted else self._taken,
             "touched": self._touched,
             "uncounted": self._uncounted,
         }
