@@ -221,20 +221,15 @@ def test_the_cursor_is_all_that_a_loader_saves() -> None:
 # --- a process that is killed while it writes ----------------------------------------------------
 
 KILLED = """
-import os, signal, sys
+import io, os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import torch
-torch.set_num_threads(1)
-from runs import Run
-import ordain, ordain._files, io
+import torch, ordain, ordain._files
 
-path = Path(sys.argv[1])
+path, order = Path(sys.argv[1]), ordain.GraB(None, 1000)
 die = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
 for place in ("write", "fsync", "rename"):
     if os.fork() == 0:
-        objects = Run("grab").load(ordain.load(path)).go(1).objects()
-        if place == "write":  # half of it is in the file, and on the disk
+        if place == "write":  # with half of it in the file
             whole = torch.save
             def half(objects, file):
                 buffer = io.BytesIO()
@@ -247,7 +242,7 @@ for place in ("write", "fsync", "rename"):
             ordain._files.os.fsync = die
         else:
             Path.replace = die
-        ordain.save(path, objects)
+        ordain.save(path, order=order)
         os._exit(3)
     print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
@@ -259,12 +254,8 @@ def test_resumed_after_a_kill_in_the_middle_of_a_write(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     ordain.save(path, Run("grab").go(STEPS + 1).objects(), epoch=1)
     before = path.read_bytes()
-    out = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )  # noqa: S603
+    command = [sys.executable, "-c", KILLED, str(path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert out.stdout.split() == ["-9"] * 3
     assert path.read_bytes() == before
     assert len([one for one in tmp_path.iterdir() if one.name.endswith(".tmp")]) == 3  # each died in mid-write

@@ -401,7 +401,7 @@ class GraB(LearnedOrder):
                     shapes[name] = (state["dim"],)
             found = state["vectors"]
             if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
-                raise broken("vectors", repr(list(found)), repr(list(shapes)))
+                raise broken("vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}")
             for name, vector in found.items():
                 check_vectors(name, vector, shapes[name])
 

@@ -291,6 +291,8 @@ class LearnedOrder(Order):
         check_count(state, "set_aside")
         if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
             raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
+        if state["dim"] is not None and (type(state["dim"]) is not int or state["dim"] < 1):
+            raise broken("dim", repr(state["dim"]), "the length of a gradient")
         if self._dim is not None and state["dim"] not in (None, self._dim):
             raise StateError(
                 f"a state for gradients of length {state['dim']}",
