@@ -175,6 +175,32 @@ def test_without_vectors_stored_gradients_are_those_of_the_rest() -> None:
     assert list(other.sampler) == [*herded[:half], *sigma[:DONE], *herded[half:]]
 
 
+def test_a_rehearsal_that_was_interrupted_begins_again() -> None:
+    field = gradient_field(N, DIM)
+
+    def rehearse(order: Herding, epoch: int) -> None:
+        with order.rehearsal():
+            run_epoch(order, field, epoch, BATCH)
+
+    whole, order, other = (Herding(None, N, fresh=True) for _ in range(3))
+    for epoch in range(3):
+        rehearse(whole, epoch)
+        run_epoch(whole, field, epoch, BATCH)
+    rehearse(order, 0)
+    run_epoch(order, field, 0, BATCH)
+    with order.rehearsal():
+        order.observe(np.stack([field(i, 1) for i in list(order.sampler)[:4]]))
+        state = reloaded(order.state_dict())
+    other.load_state_dict(state)
+    for epoch in (1, 2):
+        rehearse(other, epoch)
+        run_epoch(other, field, epoch, BATCH)
+    assert other.epoch == whole.epoch == 2
+    assert [other.history(epoch).tolist() for epoch in range(3)] == [
+        whole.history(epoch).tolist() for epoch in range(3)
+    ]
+
+
 @pytest.mark.parametrize("name", ["grab", "grab-pair", "grab-1step", "herding"])
 def test_without_history_only_the_past_is_forgotten(name: str) -> None:
     field = gradient_field(N, DIM)

@@ -167,11 +167,15 @@ class Herding(LearnedOrder):
             )
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
-        stored = self._stored.clone() if vectors and self._stored is not None else None
-        return super().state_dict(vectors=vectors, history=history) | {
-            "stored": stored,
-            # Without the gradients nothing is complete: what was seen so far keeps the middle.
-            "counts": torch.from_numpy(self._counts.copy() if vectors else np.zeros_like(self._counts)),
+        state = super().state_dict(vectors=vectors, history=history)
+        if self._rehearsing:  # nobody can go on with half a rehearsal: it begins again
+            places = torch.zeros_like(state["places"])
+            state |= {"taken": 0, "touched": False, "out_of_turn": False, "places": places}
+        # Without the gradients nothing is complete: what was seen so far keeps the middle.
+        kept = vectors and not self._rehearsing
+        return state | {
+            "stored": self._stored.clone() if kept and self._stored is not None else None,
+            "counts": torch.from_numpy(self._counts.copy() if kept else np.zeros_like(self._counts)),
             "past": torch.from_numpy(self._past if history else self._past[:0]),
         }
 
