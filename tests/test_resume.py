@@ -111,6 +111,18 @@ def test_an_order_that_cannot_know_must_be_told(name: str) -> None:
     assert run.order.resume(BATCH) == 1
 
 
+def test_a_blind_order_that_observes_knows() -> None:
+    """Also where an earlier epoch was stepped through."""
+    order, other = RandomReshuffling(N), RandomReshuffling(N)
+    list(order.sampler)
+    order.step()
+    drawn = list(order.sampler)
+    order.observe(torch.zeros(4, 1))
+    other.load_state_dict(order.state_dict())
+    assert other.resume() == 1
+    assert list(other.sampler) == drawn[4:]
+
+
 def test_observed_through_indices_it_knows_if_nothing_was_left_out() -> None:
     values = torch.randn(N, 2, generator=torch.Generator().manual_seed(0))
     whole = GraB(None, N)
@@ -210,6 +222,16 @@ def test_a_loader_and_an_order_of_different_steps_are_refused() -> None:
         assert str(run.order.state_dict()) == before
     with pytest.raises(StateError, match="a cursor's state"):
         iter(Run("grab").order.sampler).load_state_dict({})  # type: ignore[attr-defined]
+
+
+def test_between_two_snapshots_the_order_knows_better() -> None:
+    """A loader that takes a snapshot every second step only is behind after an odd one, and is refused."""
+    options: dict[str, Any] = {"stateful": True, "num_workers": 1, "snapshot_every_n_steps": 2}
+    whole, saved = Run("grab").go(), Run("grab", **options).go(3).saved
+    run = Run("grab", **options).load(saved, loader=True)
+    with pytest.raises(StateError, match="with 6 examples drawn; expected epoch 0 with 9 examples observed"):
+        iter(run.loader)
+    check(Run("grab", **options).load(saved).go(), whole, 3)
 
 
 def test_the_cursor_is_all_that_a_loader_saves() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from fixtures.make_states import BATCH, DIM, DONE, MORE, N, interrupted, new
-from helpers import build, gradient_field, is_permutation, reloaded, run, run_epoch
+from helpers import BALANCERS, build, gradient_field, is_permutation, reference_rule, reloaded, run, run_epoch
 from runs import listed
 
 import ordain
-from ordain import FixedOrder, GraB, Herding, reference
+from ordain import FixedOrder, GraB, Herding, _rng, reference
 from ordain.errors import InputError, StateError
 from ordain.herding import reorder
 from ordain.orders import ORDERS
@@ -115,30 +115,37 @@ def test_without_vectors_the_epochs_are_still_permutations(name: str) -> None:
 
 @pytest.mark.parametrize("done", [0, 3, 4, 11])
 @pytest.mark.parametrize("centering", ["mean", "pair"])
-def test_without_vectors_balancing_begins_again(centering: Any, done: int) -> None:
+@pytest.mark.parametrize("balancer", ["deterministic", "halving"])
+def test_without_vectors_balancing_begins_again(balancer: str, centering: Any, done: int) -> None:
     """s = 0 and m = 0 for the rest of the epoch, and the next m is the mean of the rest: nothing else is lost."""
-    field = gradient_field(N, DIM)
-    order = GraB(None, N, centering=centering)
+    base, size = gradient_field(N, DIM), N if centering == "mean" else N // 2
+
+    def field(index: int, epoch: int) -> np.ndarray:
+        return base(index, epoch) - 1.2  # a mean that is there, but decides nothing by itself
+
+    def new() -> GraB:
+        return GraB(None, N, centering=centering, balancer=BALANCERS[balancer])
+
+    def signs(indices: list[int], epoch: int, mean: Any, start: int = 0) -> list[int]:
+        z = [field(i, epoch) - mean for i in indices]
+        if centering == "pair":
+            z = [a - b for a, b in zip(z[::2], z[1::2], strict=False)]
+        u = _rng.uniforms(len(z), seed=0, stream=epoch, start=start).tolist()
+        found = reference.balance(z, reference_rule(BALANCERS[balancer], size, DIM), u) or []
+        return found if centering == "mean" else [e for sign in found for e in (sign, -sign)] + [0] * (len(indices) % 2)
+
+    order, other = new(), new()
     run_epoch(order, field, 0, BATCH)
     sigma = list(order.sampler)
     if done:
         order.observe(np.stack([field(i, 1) for i in sigma[:done]]))
-    head = order.state_dict()["places"].numpy()[:done]
-    other = GraB(None, N, centering=centering)
+    head = [int(place) if abs(place) == 1 else 0 for place in order.state_dict()["places"][:done]]
     other.load_state_dict(order.state_dict(vectors=False))
     other.resume()
     if done < N:
         assert run_epoch(other, field, 1, BATCH) == sigma[done:]
-
-    def signs(indices: list[int], epoch: int, mean: Any) -> list[int]:
-        z = [field(i, epoch) - mean for i in indices]
-        if centering == "mean":
-            return reference.balance(z, reference.deterministic) or []
-        pairs = reference.balance([a - b for a, b in zip(z[::2], z[1::2], strict=False)], reference.deterministic) or []
-        return [e for sign in pairs for e in (sign, -sign)] + [0] * (len(z) % 2)
-
-    first = [int(place) if abs(place) == 1 else 0 for place in head]  # a first without a second keeps the middle
-    following = reorder(np.array(first + signs(sigma[done:], 1, 0.0)), np.array(sigma)).tolist()
+    signed = done if centering == "mean" else done // 2  # random numbers go on where they were
+    following = reorder(np.array(head + signs(sigma[done:], 1, 0.0, signed)), np.array(sigma)).tolist()
     assert run_epoch(other, field, 2, BATCH) == following
     rest = [field(i, 1) for i in sigma[done:]]
     mean = np.mean(rest, axis=0) if rest and centering == "mean" else 0.0
