@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,8 +94,25 @@ def run(
     return orders
 
 
+def run_epoch(order: Order, field: Callable[[int, int], np.ndarray], epoch: int, batch_size: int) -> list[int]:
+    """Draw and observe what is left of an epoch; its indices."""
+    seen: list[int] = []
+    for batch in batches(order, batch_size):
+        order.observe(torch.from_numpy(np.stack([field(i, epoch) for i in batch])))
+        seen += batch
+    return seen
+
+
 def build(name: str, n: int, *, seed: int = 0, model: nn.Module | None = None) -> Order:
     return ORDERS[name].build(model, n, seed=seed)
+
+
+def reloaded(state: Any) -> Any:
+    """Through a file, as a checkpoint goes, and without pickled code."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
 
 
 def is_permutation(indices: Any, n: int) -> bool:

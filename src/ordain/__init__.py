@@ -10,6 +10,7 @@
 from importlib.metadata import version
 
 from ordain.balancing import Deterministic, KernelHalving, SelfBalancingWalk
+from ordain.checkpoint import load, save
 from ordain.orders import (
     FixedOrder,
     FlipFlop,
@@ -38,4 +39,6 @@ __all__ = [
     "ShuffleOnce",
     "WithReplacement",
     "__version__",
+    "load",
+    "save",
 ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
 
-from ordain.errors import StepError
+from ordain.errors import StateError, StepError
 
 if TYPE_CHECKING:
     from ordain.orders.base import Order
@@ -29,8 +29,35 @@ class OrderSampler(Sampler[int]):
         return self._order.n
 
     def __iter__(self) -> Iterator[int]:
+        return OrderIterator(self._order)
+
+    def __repr__(self) -> str:
+        return f"OrderSampler({self._order!r}; for a map-style dataset of {self._order.n} examples)"
+
+
+class OrderIterator(Iterator[int]):
+    """One pass. Its state is the cursor alone, which is what a StatefulDataLoader asks for at every draw.
+
+    The order's own state is saved and loaded beside the loader's, and first: a cursor that does not belong to
+    it is refused.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._epoch: int | None = None  # None until the first draw
+        self._drawn = 0
+        self._over = False  # saved at the end of its epoch: there is nothing to go on with
+        self._indices = self._draw()
+
+    def __next__(self) -> int:
+        return next(self._indices)
+
+    def _draw(self) -> Iterator[int]:
+        if self._over:
+            return
         order = self._order
         ticket, indices, position = order._begin_pass()
+        self._epoch = order.epoch
         while position < len(indices):
             for index in indices[position : position + _CHUNK].tolist():
                 if order._ticket != ticket:
@@ -39,9 +66,23 @@ class OrderSampler(Sampler[int]):
                         expected="one live iterator over an order's sampler at a time",
                         remedy="Evaluate with a loader of its own, or finish this one before starting another.",
                     )
-                order._drawn += 1
+                position += 1
+                order._drawn = self._drawn = position
                 yield index
-            position += _CHUNK
 
-    def __repr__(self) -> str:
-        return f"OrderSampler({self._order!r}; for a map-style dataset of {self._order.n} examples)"
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch (None before the first draw) and how many of its examples have been drawn."""
+        return {"epoch": self._epoch, "drawn": self._drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another iterator stood; the order's state must have been loaded, and from the same step."""
+        if not isinstance(state, dict) or not {"epoch", "drawn"} <= state.keys():
+            raise StateError(
+                f"a cursor's state {state!r}",
+                expected="{'epoch': ..., 'drawn': ...}",
+                remedy="Load what this loader's state_dict() gave.",
+            )
+        if state["epoch"] is not None:
+            self._order._go_on(state["epoch"], state["drawn"])
+            self._epoch, self._drawn = state["epoch"], state["drawn"]
+            self._over = self._drawn == self._order.n

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ordain import _rng
 from ordain.errors import InputError, StateError, StepError
+from ordain.orders.state import STATE_VERSION, State, check_count, check_fields, check_identity, converted
 from ordain.sampler import OrderSampler
 
 Indices = NDArray[np.int64]
-STATE_VERSION = 1
 
 
 class Order(ABC):
@@ -46,6 +46,7 @@ class Order(ABC):
         self._drawn = 0  # the cursor: how many of this epoch's indices have been drawn
         self._taken = 0  # how many of those, from the front, have been observed
         self._touched = False  # has anything of this epoch been observed?
+        self._uncounted = False  # was any of it in a step() that does not know how large its batch was?
         self._ticket = 0  # names the live pass
         self._resuming = False
 
@@ -77,13 +78,24 @@ class Order(ABC):
         self._check_drawn(count)
         self._taken += count
 
-    def resume(self, done: int | None = None) -> None:
+    def resume(self, done: int | None = None) -> int:
         """After :meth:`load_state_dict`: the next pass goes on where the saved epoch stopped.
 
         Without it the next pass begins the next epoch. ``done`` says how many examples of the epoch
         the saved run had trained on; orders that see gradients know, the others must be told.
+
+        Returns:
+            The epoch that the next pass visits: this one, or the next if all of it is done.
         """
-        done = self._known_progress() if done is None else done
+        if done is None:
+            done = self._known_progress()
+        if done is None:
+            raise StateError(
+                "resume() of an order that cannot tell how much of its epoch is done (it sees no gradients, or saw "
+                "them out of turn)",
+                expected="the number of examples that are done",
+                remedy="Pass resume(steps_done * batch_size), or load a StatefulDataLoader's state, which knows.",
+            )
         if not isinstance(done, int) or not 0 <= done <= self.n:
             raise InputError(
                 f"done={done!r}",
@@ -91,22 +103,38 @@ class Order(ABC):
                 remedy="Pass steps_done * batch_size.",
             )
         self._drawn = self._taken = done
+        self._uncounted = False
         # A finished epoch has nothing to go on with: its last state leads to the next epoch.
         self._resuming, self._touched = done < self.n, done > 0
+        return self._epoch + (not self._resuming)
 
     def detach(self) -> None:  # noqa: B027
         """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on: tensors, numbers and strings only."""
-        return {"version": STATE_VERSION, **self._identity(), "epoch": self._epoch, "taken": self._taken}
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        """All that is needed to go on: tensors, numbers and strings only. Changes nothing, at any time.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+        Args:
+            vectors: with what is as long as a gradient. Without it the state is small and takes microseconds, and
+                an order that loads it begins its balancing again in mid-epoch: see docs/reliability.md.
+            history: with what ``history(epoch)`` of past epochs needs.
+        """
+        return {
+            "version": STATE_VERSION,
+            **self._identity(),
+            "epoch": self._epoch,
+            "taken": 0 if self._uncounted else self._taken,
+            "touched": self._touched,
+            "uncounted": self._uncounted,
+        }
+
+    def load_state_dict(self, state: State) -> None:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
+        state = converted(state)
+        check_identity(state, self._identity())
+        check_fields(state, self.state_dict(vectors=False, history=False))
         self._check_state(state)
-        self._epoch, self._taken = state["epoch"], state["taken"]
-        self._drawn, self._touched, self._resuming = self._taken, self._taken > 0, False
-        self._ticket += 1
+        self._load(state)
 
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
@@ -118,12 +146,27 @@ class Order(ABC):
         """A new iterator draws its first index: (its ticket, the epoch's indices, where to start)."""
         if self._resuming:
             self._resuming = False
-        elif self._drawn:
+        elif self._drawn or self._touched:
             if self._is_over():
                 self._advance()
             self._drawn = self._taken = 0
+            self._uncounted = False
         self._ticket += 1
         return self._ticket, self.history(self._epoch), self._drawn
+
+    def _go_on(self, epoch: int, drawn: int) -> None:
+        """The cursor as a loader has saved it: like :meth:`resume`, but refused if it is not this order's."""
+        known = self._known_progress()
+        # The last, short batch that a loader drops is drawn and never observed.
+        if epoch != self._epoch or (known is not None and drawn not in (known, self.n)):
+            stands = "" if known is None else f" with {known} examples observed"
+            raise StateError(
+                f"a loader's state in epoch {epoch} with {drawn} examples drawn",
+                expected=f"epoch {self._epoch}{stands}, as in the order's state",
+                remedy="Load the order's state first; save both after the same step(), with snapshot_every_n_steps=1. "
+                "Or leave the loader's state out and call order.resume().",
+            )
+        self.resume(drawn)
 
     @abstractmethod
     def _is_over(self) -> bool:
@@ -155,29 +198,25 @@ class Order(ABC):
                 "backward counts twice. Or pass indices= to observe().",
             )
 
-    def _known_progress(self) -> int:
-        return self._taken
+    def _known_progress(self) -> int | None:
+        """How many of this epoch's examples are done, from the front; None if that cannot be known."""
+        return None if self._uncounted else self._taken
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a saved state to be loaded."""
         return {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
 
-    def _check_state(self, state: dict[str, Any]) -> None:
-        for name, mine in {"version": STATE_VERSION, **self._identity()}.items():
-            if not isinstance(state, dict) or state.get(name) != mine:
-                saved = state.get(name) if isinstance(state, dict) else type(state).__name__
-                raise StateError(
-                    f"a state with {name}={saved!r}",
-                    expected=f"{name}={mine!r}",
-                    remedy="Build the order with the arguments it was saved under.",
-                )
-        missing = sorted(self.state_dict().keys() - state.keys())
-        if missing:
-            raise StateError(
-                f"a state without {', '.join(missing)}",
-                expected="all that state_dict() gives",
-                remedy="Save and load the whole of it.",
-            )
+    def _check_state(self, state: State) -> None:
+        """Raise if a state of the right kind has values that no order can have; nothing has changed yet."""
+        check_count(state, "epoch")
+        check_count(state, "taken", self.n)
+
+    def _load(self, state: State) -> None:
+        """Take over a state that has been checked."""
+        self._epoch, self._taken = state["epoch"], state["taken"]
+        self._touched, self._uncounted = state["touched"], state["uncounted"]
+        self._drawn, self._resuming = self._taken, False  # what was drawn ahead is drawn again
+        self._ticket += 1
 
 
 class BlindOrder(Order):
@@ -201,6 +240,19 @@ class BlindOrder(Order):
         return self._expand(self._arrange(epoch))
 
     def step(self) -> None:
+        self._drive()
+        self._uncounted = True
+
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        from ordain.gradients import as_gradients
+
+        size = as_gradients(grads).size
+        if indices is None:
+            self._check_drawn(size)
+        self._drive()
+        self._taken = min(self._taken + size, self._drawn)
+
+    def _drive(self) -> None:
         if not self._drawn:
             raise StepError(
                 "step() before anything was drawn",
@@ -209,25 +261,32 @@ class BlindOrder(Order):
             )
         self._touched = self._driven = True
 
-    def observe(self, grads: Any, indices: Any = None) -> None:
-        from ordain.gradients import as_gradients
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        undriven = self._drawn > 0 and not self._driven  # nobody calls step(): the cursor is all there is
+        return super().state_dict(vectors=vectors, history=history) | {
+            "touched": self._touched or (undriven and not self._is_look()),
+            "uncounted": self._uncounted or undriven,
+            "driven": self._driven,
+            "peeked": self._peeked,
+        }
 
-        size = as_gradients(grads).size
-        if indices is None:
-            self._check_drawn(size)
-        self._taken = min(self._taken + size, self._drawn)
-        self.step()
+    def _load(self, state: State) -> None:
+        super()._load(state)
+        self._driven, self._peeked = state["driven"], state["peeked"]
 
     def _is_over(self) -> bool:
         if self._touched:
             return True
         if self._driven:
             return False
-        # Nobody calls step(). A first incomplete pass is taken for a look at the data; later ones
-        # cannot be told from epochs that were cut short, and an order must not repeat for ever.
-        look = self._epoch == 0 and self._drawn < self.n and not self._peeked
+        look = self._is_look()
         self._peeked = True
         return not look
+
+    def _is_look(self) -> bool:
+        # Nobody calls step(). A first incomplete pass is taken for a look at the data; later ones
+        # cannot be told from epochs that were cut short, and an order must not repeat for ever.
+        return self._epoch == 0 and self._drawn < self.n and not self._peeked
 
 
 def check_n(n: Any) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ordain.errors import InputError
 from ordain.orders.base import BlindOrder, Indices, Order
+from ordain.orders.state import digest
 
 
 class FixedOrder(BlindOrder):
@@ -27,6 +28,7 @@ class FixedOrder(BlindOrder):
                 remedy="Pass order.history(epoch), or np.arange(n) for the order of the dataset.",
             )
         self._permutation = given.astype(np.int64)
+        self._digest = digest(self._permutation)
         super().__init__(n)
 
     @classmethod
@@ -44,4 +46,4 @@ class FixedOrder(BlindOrder):
         return np.arange(self.n)
 
     def _identity(self) -> dict[str, Any]:
-        return super()._identity() | {"permutation": self._permutation.tolist()}
+        return super()._identity() | {"permutation": self._digest}

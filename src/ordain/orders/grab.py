@@ -16,9 +16,9 @@ from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.gradients.factored import Factored
 from ordain.orders.base import Indices
-from ordain.orders.herding_order import check_epoch
 from ordain.orders.learned import ASIDE, WAITING, LearnedOrder
 from ordain.orders.places import pack, unpack
+from ordain.orders.state import State, array, broken, check_vectors
 from ordain.orders.units import Units, differences
 
 Matrix = NDArray[np.float64]
@@ -71,7 +71,8 @@ class GraB(LearnedOrder):
             self._source.forget_sums()
         self._balancer = balancer or Deterministic()
         self._freeze_after = freeze_after
-        self._log: list[NDArray[np.uint8]] = []  # each past epoch's places, two bits a unit
+        # The places of each epoch since _origin, two bits a unit. Replaced and never changed: states share it.
+        self._log = np.empty((0, 2 * (-(-self._units // 8))), dtype=np.uint8)
         self._failures = 0
         self._vectors: dict[str, Tensor] = {}  # the table (see _allocate), and what waits: first, part
         self._mean_square = 0.0  # |m|^2
@@ -98,22 +99,22 @@ class GraB(LearnedOrder):
 
     def step(self) -> None:
         if self.frozen:
-            self._touched = True
+            self._touched = self._uncounted = True
         else:
             super().step()
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self.frozen:
-            self._touched = True
+            self._touched = self._uncounted = True
         else:
             super().observe(grads, indices)
 
     def history(self, epoch: int) -> Indices:
-        check_epoch(epoch, self._epoch)
+        self._check_epoch(epoch)
         if epoch == self._epoch:
             return self._expand(self._arrangement)
-        arrangement = np.arange(self._units)
-        for places in self._log[:epoch]:
+        arrangement = self._origin_arrangement
+        for places in self._log[: epoch - self._origin]:
             arrangement = self._settled(herding.reorder(unpack(places, self._units), arrangement))
         return self._expand(arrangement)
 
@@ -357,7 +358,7 @@ class GraB(LearnedOrder):
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             # Alg. 3; this is Alg. 4's sigma_{k+1}.
             self._arrangement = self._settled(herding.reorder(places, self._arrangement))
-            self._log.append(pack(places))
+            self._log = np.append(self._log, pack(places)[None], axis=0)
             table = self._vectors.get("table")
             if table is not None:
                 if self._summed:
@@ -375,25 +376,56 @@ class GraB(LearnedOrder):
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        width = 2 * (-(-self._units // 8))
-        return super().state_dict() | {
-            "vectors": {name: vector.clone() for name, vector in self._vectors.items()},
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        return super().state_dict(vectors=vectors, history=history) | {
+            "vectors": {name: vector.clone() for name, vector in self._vectors.items()} if vectors else None,
             "balancer_state": self._state.tolist(),
             "counters": [getattr(self, name) for name in _COUNTERS],
-            "log": torch.from_numpy(np.array(self._log, dtype=np.uint8).reshape(-1, width)),
+            "log": torch.from_numpy(self._log if history else self._log[:0]),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        for name, length in {"balancer_state": len(self._state), "counters": len(_COUNTERS)}.items():
+            if len(state[name]) != length or not all(type(one) in (int, float) for one in state[name]):
+                raise broken(name, repr(state[name]), f"{length} numbers")
+        learned = state["epoch"] if self._freeze_after is None else min(state["epoch"], self._freeze_after)
+        if len(state["log"]) != max(learned - state["origin"], 0):
+            raise broken("log", f"of {len(state['log'])} epochs", str(max(learned - state["origin"], 0)))
+        if state["vectors"] is not None:
+            shapes: dict[str, tuple[int, ...]] = {"table": (1 if self._paired else 3, state["dim"])}
+            for name, slot in (("first", "_slot_first"), ("part", "_slot_part")):
+                if state["counters"][_COUNTERS.index(slot)] >= 0:
+                    shapes[name] = (state["dim"],)
+            found = state["vectors"]
+            if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
+                raise broken("vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}")
+            for name, vector in found.items():
+                check_vectors(name, vector, shapes[name])
+
+    def _load(self, state: State) -> None:
+        super()._load(state)
         self._parameter = self._balancer.parameter(n=self._vectors_signed(), d=self._dim or 1)
         self._state = np.array(state["balancer_state"])
         for name, value in zip(_COUNTERS, state["counters"], strict=True):
             setattr(self, name, value)
-        self._log = list(state["log"].numpy().copy())
+        self._log = array(state["log"])
+        if state["vectors"] is None:
+            self._begin_again()
+        else:
+            self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
         if self.frozen:
             self.detach()
+
+    def _begin_again(self) -> None:
+        """The vectors were left out: s = 0 and m = 0. Places already given stay; what waited keeps the middle."""
+        signed = self._signed  # random numbers go on where they were
+        if self._slot_part >= 0:
+            self._places[self._slot_part] = ASIDE  # the rest of that unit is no whole unit
+        self._vectors, self._mean_square = {}, 0.0
+        self._failures += int(self._state[1])
+        self._begin_epoch()
+        self._signed = signed
 
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {

@@ -15,6 +15,7 @@ from ordain.errors import InputError, MemoryLimitError, OrdainError
 from ordain.gradients import Gradients
 from ordain.orders.base import Indices
 from ordain.orders.learned import ASIDE, UNSEEN, LearnedOrder
+from ordain.orders.state import State, array, broken, check_vectors
 
 Routine = Callable[[Tensor], Any]
 
@@ -57,7 +58,7 @@ class Herding(LearnedOrder):
         self._rehearsing = False
         self._stored: Tensor | None = None
         self._counts = np.zeros(self._units, dtype=np.int64)
-        self._past: list[Indices] = []
+        self._past = np.empty((0, self._units), dtype=np.int64)  # arrangements of the epochs since _origin
         if model is not None:
             try:
                 self._check_memory(self._dim or 0, torch.get_default_dtype().itemsize)
@@ -66,8 +67,8 @@ class Herding(LearnedOrder):
                 raise
 
     def history(self, epoch: int) -> Indices:
-        check_epoch(epoch, self._epoch)
-        return self._expand(self._past[epoch] if epoch < self._epoch else self._arrangement)
+        self._check_epoch(epoch)
+        return self._expand(self._past[epoch - self._origin] if epoch < self._epoch else self._arrangement)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -144,7 +145,7 @@ class Herding(LearnedOrder):
 
     def _advance(self) -> None:
         following = self._arrangement if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
-        self._past.append(self._arrangement)
+        self._past = np.append(self._past, self._arrangement[None], axis=0)
         self._arrangement = self._settled(following)
         super()._advance()
         self._clear()
@@ -165,19 +166,32 @@ class Herding(LearnedOrder):
                 "or use GraB, which stores a few vectors of length d.",
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        past = np.array(self._past, dtype=np.int64).reshape(-1, self._units)
-        return super().state_dict() | {
-            "stored": None if self._stored is None else self._stored.clone(),
-            "counts": torch.from_numpy(self._counts.copy()),
-            "past": torch.from_numpy(past),
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        state = super().state_dict(vectors=vectors, history=history)
+        if self._rehearsing:  # nobody can go on with half a rehearsal: it begins again
+            places = torch.zeros_like(state["places"])
+            state |= {"taken": 0, "touched": False, "out_of_turn": False, "places": places}
+        # Without the gradients nothing is complete: what was seen so far keeps the middle.
+        kept = vectors and not self._rehearsing
+        return state | {
+            "stored": self._stored.clone() if kept and self._stored is not None else None,
+            "counts": torch.from_numpy(self._counts.copy() if kept else np.zeros_like(self._counts)),
+            "past": torch.from_numpy(self._past if history else self._past[:0]),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        if len(state["counts"]) != self._units:
+            raise broken("counts", f"{len(state['counts'])} numbers", f"{self._units}")
+        if len(state["past"]) != state["epoch"] - state["origin"]:
+            raise broken("past", f"of {len(state['past'])} epochs", f"{state['epoch'] - state['origin']}")
+        check_vectors("stored", state["stored"], (self._units, state["dim"]))
+
+    def _load(self, state: State) -> None:
+        super()._load(state)
         self._stored = None if state["stored"] is None else state["stored"].clone()
-        self._counts = state["counts"].numpy().copy()
-        self._past = list(state["past"].numpy().copy())
+        self._counts = array(state["counts"])
+        self._past = array(state["past"])
 
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {"fresh": self._fresh}
@@ -194,13 +208,3 @@ class Greedy(Herding):
 
     def __init__(self, model: nn.Module | None, n: Any, **options: Any) -> None:
         super().__init__(model, n, routine=herding.greedy, **options)
-
-
-def check_epoch(epoch: int, current: int) -> None:
-    """A learned order is known up to the epoch being visited."""
-    if not 0 <= epoch <= current:
-        raise InputError(
-            f"epoch {epoch}",
-            expected=f"an epoch from 0 to {current}, the one being visited",
-            remedy="Later orders are not known yet.",
-        )

@@ -15,9 +15,11 @@ from torch import nn
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
 from ordain.orders.base import Indices, Order
+from ordain.orders.state import State, array, broken, check_count, check_permutation
 
 # Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
 UNSEEN, ASIDE, WAITING = 0, 2, 3
+_PLACES = (1, -1, UNSEEN, ASIDE, WAITING)
 _SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
     "func": FuncSource,
@@ -72,6 +74,7 @@ class LearnedOrder(Order):
                 remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
             )
         self._arrangement = np.arange(self._units)
+        self._origin, self._origin_arrangement = 0, self._arrangement  # the first epoch that history() knows
         self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
         self._out_of_turn = False  # has observe() been given indices in this epoch?
@@ -259,37 +262,57 @@ class LearnedOrder(Order):
         self._places[:] = UNSEEN
         self._out_of_turn = False
 
-    def _known_progress(self) -> int:
-        if self._out_of_turn:
-            raise StateError(
-                "an epoch observed through indices=",
-                expected="an epoch observed in the order drawn",
-                remedy="Pass resume(done=...) with the number of examples drawn and observed.",
-            )
-        return self._taken
+    def _known_progress(self) -> int | None:
+        if not self._out_of_turn:
+            return super()._known_progress()
+        seen = self._places != UNSEEN
+        return int(seen.sum()) if seen[: seen.sum()].all() else None
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "arrangement": torch.from_numpy(self._arrangement.copy()),
+    # --- saving -----------------------------------------------------------------------------------
+
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        # An arrangement is replaced and never changed, so that states may share it.
+        origin, first = (self._origin, self._origin_arrangement) if history else (self._epoch, self._arrangement)
+        return super().state_dict(vectors=vectors, history=history) | {
+            "arrangement": torch.from_numpy(self._arrangement),
             "places": torch.from_numpy(self._places.copy()),
             "out_of_turn": self._out_of_turn,
             "set_aside": self._set_aside,
             "dim": self._dim,
+            "origin": origin,
+            "origin_arrangement": torch.from_numpy(first),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._arrangement = state["arrangement"].numpy().copy()
-        self._places = state["places"].numpy().copy()
-        self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
-        self._dim = state["dim"]
-        self._touched = bool((self._places != UNSEEN).any()) or self._taken > 0
-
-    def _check_state(self, state: dict[str, Any]) -> None:
+    def _check_state(self, state: State) -> None:
         super()._check_state(state)
+        check_permutation(state, "arrangement", self._units)
+        check_permutation(state, "origin_arrangement", self._units)
+        check_count(state, "origin", state["epoch"])
+        check_count(state, "set_aside")
+        if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
+            raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
+        if state["dim"] is not None and (type(state["dim"]) is not int or state["dim"] < 1):
+            raise broken("dim", repr(state["dim"]), "the length of a gradient")
         if self._dim is not None and state["dim"] not in (None, self._dim):
             raise StateError(
                 f"a state for gradients of length {state['dim']}",
                 expected=f"length {self._dim}",
                 remedy="Load it into the model it was saved with.",
+            )
+
+    def _load(self, state: State) -> None:
+        super()._load(state)
+        self._arrangement = array(state["arrangement"])
+        self._places = array(state["places"])
+        self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
+        self._dim = state["dim"] if self._source is None else self._source.dim
+        self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
+
+    def _check_epoch(self, epoch: int) -> None:
+        """A learned order is known up to the epoch being visited."""
+        if not self._origin <= epoch <= self._epoch:
+            raise InputError(
+                f"epoch {epoch}",
+                expected=f"an epoch from {self._origin} to {self._epoch}, the one being visited",
+                remedy="Later orders are not known yet; earlier ones were left out by state_dict(history=False).",
             )

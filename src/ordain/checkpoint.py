@@ -1,0 +1,71 @@
+"""Checkpoints: one file that is whole or not there, and that loads without running any code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ordain._files import replacing
+from ordain.errors import InputError, StateError
+
+__all__ = ["load", "save"]
+
+
+def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+    """Write ``objects`` and ``named`` to ``path``: the old file is kept until the new one is whole and can be read.
+
+    Whatever has a ``state_dict()`` (model, optimizer, schedule, order, loader) is saved as that; tensors,
+    numbers, strings and lists or dicts of them are saved as they are; anything else is refused.
+
+    >>> import tempfile, ordain
+    >>> order = ordain.GraB(None, 4)
+    >>> path = Path(tempfile.mkdtemp()) / "run.pt"
+    >>> save(path, order=order, epoch=3)
+    >>> load(path)["epoch"]
+    3
+    """
+    given = {**(objects or {}), **named}
+    whole = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in given.items()}
+    with replacing(Path(path)) as file:
+        try:
+            torch.save(whole, file)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _refused(str(error)) from error
+        file.flush()
+        try:
+            # Mapped, so that this reads the names and kinds of what is in it and not the numbers.
+            torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise _refused(str(error).partition("\n")[2].strip().partition("\n")[0]) from error
+
+
+def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, Any]:
+    """What :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
+    try:
+        found = torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise StateError(
+            f"{path}, which cannot be read",
+            expected="a whole file of tensors, numbers and strings",
+            remedy="Load a file that ordain.save() or torch.save() has finished; other objects are never unpickled.",
+        ) from error
+    if not isinstance(found, dict):
+        raise StateError(
+            f"{path} with a {type(found).__name__} in it",
+            expected="a dict of what was saved, by name",
+            remedy="Save with ordain.save(path, order=order, ...).",
+        )
+    return found
+
+
+def _refused(reason: str) -> InputError:
+    return InputError(
+        f"something that cannot be loaded again without running code ({reason})",
+        expected="objects with a state_dict(), tensors, numbers and strings",
+        remedy="Save its numbers instead. The file at this path is as it was.",
+    )

@@ -1,0 +1,284 @@
+"""A run that was stopped, saved and taken up again is the run that was not: every index, sign and weight."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import BATCH, EPOCHS, STEPS, N, Run, linear
+from torch.utils.data import BatchSampler
+from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
+
+import ordain
+from ordain import GraB, RandomReshuffling
+from ordain.errors import StateError
+from ordain.orders import ORDERS
+
+# Orders whose step() does not say how many examples it was: the blind ones, and GraB once it is frozen.
+TOLD = {"rr", "so", "flipflop", "replacement", "grab-1step"}
+
+
+def done_after(steps: int) -> int:
+    """How many examples of its epoch a run has trained on after ``steps`` steps."""
+    return min(((steps - 1) % STEPS + 1) * BATCH, N)
+
+
+def check(found: Run, whole: Run, steps: int) -> None:
+    """``found`` went on after ``steps`` steps."""
+    before = (steps // STEPS) * N + (steps % STEPS) * BATCH
+    assert found.seen == whole.seen[before:]
+    assert found.end() == whole.end()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_resumed_at_any_step_with_a_plain_loader(name: str) -> None:
+    whole = Run(name).go()
+    assert len(whole.seen) == N * EPOCHS
+    for stop in range(1, STEPS * EPOCHS):
+        saved = Run(name).go(stop).saved
+        check(Run(name).load(saved, done=done_after(stop) if name in TOLD else None).go(), whole, stop)
+
+
+@pytest.mark.parametrize("name", ["grab", "grab-pair", "grab-walk"])
+def test_resumed_where_a_step_is_one_compiled_loop(name: str) -> None:
+    whole = Run(name, build=linear).go()
+    for stop in (2, 4, 7):
+        saved = Run(name, build=linear).go(stop).saved
+        check(Run(name, build=linear).load(saved).go(), whole, stop)
+
+
+@pytest.mark.parametrize("name", ["grab", "grab-pair", "herding"])
+def test_resumed_twice_in_one_epoch(name: str) -> None:
+    whole = Run(name).go()
+    first = Run(name).go(STEPS + 1)
+    second = Run(name).load(first.saved).go(1)
+    third = Run(name).load(second.saved).go(1)
+    check(Run(name).load(third.saved).go(), whole, STEPS + 3)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("stop", [STEPS, -1])
+def test_resumed_at_the_end_of_an_epoch(stop: int, drop_last: bool) -> None:
+    """Saved by the last step of the first epoch, or after its loop: the next epoch comes, and none is lost or added."""
+    whole = Run("grab", drop_last=drop_last).go()
+    steps = STEPS - drop_last
+    first = Run("grab", drop_last=drop_last).go(stop if stop < 0 else steps)
+    assert first.steps == steps
+    found = Run("grab", drop_last=drop_last).load(first.saved).go()
+    assert found.seen == whole.seen[steps * BATCH if drop_last else N :]
+    assert found.end() == whole.end()
+
+
+@pytest.mark.parametrize("name", ["grab", "grab-pair", "rr"])
+def test_resumed_under_another_number_of_workers(name: str) -> None:
+    whole = Run(name).go()
+    saved = Run(name, num_workers=2, prefetch_factor=2).go(STEPS + 2).saved
+    for workers, stateful in ((0, False), (1, False), (1, True)):
+        found = Run(name, num_workers=workers, stateful=stateful)
+        check(found.load(saved, done=2 * BATCH if name in TOLD else None).go(), whole, STEPS + 2)
+
+
+def test_without_resume_the_next_epoch_begins() -> None:
+    for name, stop in itertools.product(("grab", "rr", "grab-1step"), (STEPS + 1, 2 * STEPS)):
+        run = Run(name).go(stop)
+        wanted = list(run.order.sampler)
+        other = Run(name)
+        other.order.load_state_dict(run.saved["order"])
+        assert list(other.order.sampler) == wanted
+        assert other.order.epoch == 2
+
+
+def test_an_epoch_that_nobody_steps_through_is_over_when_saved() -> None:
+    order, same = RandomReshuffling(N), RandomReshuffling(N)
+    seen = [list(order.sampler) for _ in range(2)]
+    same.load_state_dict(order.state_dict())
+    seen.append(list(same.sampler))
+    assert seen == [order.history(epoch).tolist() for epoch in range(3)]
+
+
+@pytest.mark.parametrize("name", sorted(TOLD))
+def test_an_order_that_cannot_know_must_be_told(name: str) -> None:
+    run = Run(name)
+    run.order.load_state_dict(Run(name).go(STEPS + 1).saved["order"])
+    with pytest.raises(StateError, match=r"cannot tell how much.*resume\(steps_done \* batch_size\)"):
+        run.order.resume()
+    assert run.order.resume(BATCH) == 1
+
+
+def test_a_blind_order_that_observes_knows() -> None:
+    """Also where an earlier epoch was stepped through."""
+    order, other = RandomReshuffling(N), RandomReshuffling(N)
+    list(order.sampler)
+    order.step()
+    drawn = list(order.sampler)
+    order.observe(torch.zeros(4, 1))
+    other.load_state_dict(order.state_dict())
+    assert other.resume() == 1
+    assert list(other.sampler) == drawn[4:]
+
+
+def test_observed_through_indices_it_knows_if_nothing_was_left_out() -> None:
+    values = torch.randn(N, 2, generator=torch.Generator().manual_seed(0))
+    whole = GraB(None, N)
+    drawn = list(whole.sampler)
+    for part in (drawn[2:4], drawn[:2], drawn[4:]):
+        whole.observe(values[part], indices=part)
+        if part[-1] == drawn[-1]:
+            break
+        other = GraB(None, N)
+        other.load_state_dict(whole.state_dict())
+        if part == drawn[2:4]:
+            with pytest.raises(StateError, match="out of turn"):
+                other.resume()
+    assert other.resume() == 0
+    assert list(other.sampler) == drawn[4:]
+    other.observe(values[drawn[4:]])
+    assert list(other.sampler) == list(whole.sampler)
+
+
+# --- torchdata's StatefulDataLoader ---------------------------------------------------------------
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "0 workers": {},
+    "0 workers, drop_last": {"drop_last": True},
+    "2 workers": {"num_workers": 2, "prefetch_factor": 2},
+    "2 workers, drop_last": {"num_workers": 2, "prefetch_factor": 4, "drop_last": True},
+    "2 persistent workers": {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("how", ["order", "loader", "both"])
+@pytest.mark.parametrize("options", LOADERS)
+def test_resumed_with_a_stateful_loader(options: str, how: str) -> None:
+    """By the order alone, by the loader's state, and by both, which do not add up."""
+    keywords = LOADERS[options]
+    whole = Run("grab", **{name: value for name, value in keywords.items() if name == "drop_last"}).go()
+    steps = STEPS - ("drop_last" in keywords)
+    stops = (1, 2, steps, steps + 2, -1) if not keywords.get("num_workers") else (2, steps, -1)
+    for stop in stops:
+        stopped = Run("grab", stateful=True, **keywords).go(stop)
+        found = Run("grab", stateful=True, **keywords).load(stopped.saved, loader=how != "order")
+        if how == "both":
+            found.order.resume()
+        found.go()
+        assert stopped.seen + found.seen == whole.seen
+        assert found.end() == whole.end()
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_a_stateful_loader_tells_orders_that_do_not_know(name: str) -> None:
+    whole = Run(name).go()
+    for stop in (2, STEPS, STEPS + 1):
+        saved = Run(name, stateful=True).go(stop).saved
+        check(Run(name, stateful=True).load(saved, loader=True).go(), whole, stop)
+
+
+def test_a_stateful_loader_resumed_twice_in_one_epoch() -> None:
+    whole = Run("grab-pair").go()
+    first = Run("grab-pair", stateful=True).go(1)
+    second = Run("grab-pair", stateful=True).load(first.saved).go(1)  # by the order alone
+    third = Run("grab-pair", stateful=True).load(second.saved, loader=True).go(1)
+    check(Run("grab-pair", stateful=True).load(third.saved, loader=True).go(), whole, 3)
+
+
+def test_a_stateful_loader_with_a_batch_sampler() -> None:
+    """torchdata's passes the cursor on; torch's knows of none, and the order's own resume() is the way."""
+
+    def run(kind: Any) -> Run:
+        found = Run("grab", stateful=True)
+        found.loader = type(found.loader)(
+            found.loader.dataset, batch_sampler=kind(found.order.sampler, batch_size=BATCH, drop_last=False)
+        )
+        return found
+
+    whole = Run("grab").go()
+    for kind, loader in ((StatefulBatchSampler, True), (StatefulBatchSampler, False), (BatchSampler, False)):
+        saved = run(kind).go(STEPS + 2).saved
+        check(run(kind).load(saved, loader=loader).go(), whole, STEPS + 2)
+
+
+def test_a_loader_and_an_order_of_different_steps_are_refused() -> None:
+    stops = {"early": 1, "late": 2, "next": STEPS + 1}
+    saved = {name: Run("grab", stateful=True).go(stop).saved for name, stop in stops.items()}
+    for order, loader, message in (
+        ("early", "late", "epoch 0 with 6 examples drawn; expected epoch 0 with 3 examples observed"),
+        ("late", "early", "epoch 0 with 3 examples drawn; expected epoch 0 with 6 examples observed"),
+        ("early", "next", "epoch 1 with 3 examples drawn; expected epoch 0 with 3 examples observed"),
+        (None, "late", "epoch 0 with 6 examples drawn; expected epoch 0 with 0 examples observed"),
+    ):
+        run = Run("grab", stateful=True)
+        if order:
+            run.order.load_state_dict(saved[order]["order"])
+        before = str(run.order.state_dict())
+        run.loader.load_state_dict(saved[loader]["loader"])
+        with pytest.raises(StateError, match=f"a loader's state in {message}"):
+            iter(run.loader)
+        assert str(run.order.state_dict()) == before
+    with pytest.raises(StateError, match="a cursor's state"):
+        iter(Run("grab").order.sampler).load_state_dict({})  # type: ignore[attr-defined]
+
+
+def test_between_two_snapshots_the_order_knows_better() -> None:
+    """A loader that takes a snapshot every second step only is behind after an odd one, and is refused."""
+    options: dict[str, Any] = {"stateful": True, "num_workers": 1, "snapshot_every_n_steps": 2}
+    whole, saved = Run("grab").go(), Run("grab", **options).go(3).saved
+    run = Run("grab", **options).load(saved, loader=True)
+    with pytest.raises(StateError, match="with 6 examples drawn; expected epoch 0 with 9 examples observed"):
+        iter(run.loader)
+    check(Run("grab", **options).load(saved).go(), whole, 3)
+
+
+def test_the_cursor_is_all_that_a_loader_saves() -> None:
+    """Nothing of the order's is in the loader's state: it stays small, and cannot be older than the order."""
+    state = Run("grab", stateful=True).go(STEPS + 2).saved["loader"]
+    assert state["_sampler_iter_state"]["sampler_iter_state"] == {"epoch": 1, "drawn": 2 * BATCH}
+
+
+# --- a process that is killed while it writes ----------------------------------------------------
+
+KILLED = """
+import io, os, signal, sys
+from pathlib import Path
+import torch, ordain, ordain._files
+
+path, order = Path(sys.argv[1]), ordain.GraB(None, 1000)
+die = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+for place in ("write", "fsync", "rename"):
+    if os.fork() == 0:
+        if place == "write":  # with half of it in the file
+            whole = torch.save
+            def half(objects, file):
+                buffer = io.BytesIO()
+                whole(objects, buffer)
+                file.write(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+                file.flush()
+                die()
+            torch.save = half
+        elif place == "fsync":
+            ordain._files.os.fsync = die
+        else:
+            Path.replace = die
+        ordain.save(path, order=order)
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_resumed_after_a_kill_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    whole = Run("grab").go()
+    path = tmp_path / "run.pt"
+    ordain.save(path, Run("grab").go(STEPS + 1).objects(), epoch=1)
+    before = path.read_bytes()
+    command = [sys.executable, "-c", KILLED, str(path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    assert out.stdout.split() == ["-9"] * 3
+    assert path.read_bytes() == before
+    assert len([one for one in tmp_path.iterdir() if one.name.endswith(".tmp")]) == 3  # each died in mid-write
+    check(Run("grab").load(ordain.load(path)).go(), whole, STEPS + 1)
