@@ -34,7 +34,7 @@ class ProtocolName(str, Enum):
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="A task, an ablation or a vector study: see ordain tasks.")],
+    name: Annotated[str, typer.Argument(help="A task, an ablation or a vector study: see ordain tasks.")] = "digits",
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
     task: Annotated[str, typer.Option(help="The task of an ablation.")] = "mnist",
     orders: Annotated[str | None, typer.Option(help="Orders, by commas; grab@8 orders units of 8 examples.")] = None,
