@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
+from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Form, join_biases, total
 from ordain.gradients.layout import Layout, examples_in
+from ordain.gradients.memory import shrinking
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
@@ -87,7 +89,8 @@ class ExactSource:
         self._mixing = mixing_modules(model)
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
-        self._ready: dict[int, _Pass] = {}  # those that a backward has reached
+        self._ready: dict[int, _Pass] = {}  # those that a backward has reached, and come to its end
+        self._backwards = Backwards(self._finish)
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
@@ -119,7 +122,9 @@ class ExactSource:
             handle.remove()
         self._handles, self._arrival_handles, self._leave_handles = [], [], []
         self._ready.clear()
+        self._backwards.forget()
         self._pass = None
+        self._leave_contexts()
 
     def forget_sums(self) -> None:
         """Nobody will ask a batch for its sum: spare the hooks that remember what a backward left in ``p.grad``."""
@@ -144,6 +149,11 @@ class ExactSource:
             return
         self._pass = None
         self._extras.clear()
+        self._leave_contexts()
+        if self._backwards.broken():
+            # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
+            self._arrived = None if self._ready else self._arrived
+            self._backwards.forget()
         if not model.training:
             return
         if self._first.dtype is not self._first_dtype or self._first.device != self._like.device:
@@ -190,6 +200,11 @@ class ExactSource:
     def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
         if module in self._watching:
             self._watching.pop(module).__exit__(None, None, None)
+
+    def _leave_contexts(self) -> None:
+        """Of a forward that was interrupted: torch calls no hook after what is no ``Exception``."""
+        while self._watching:
+            self._watching.popitem()[1].__exit__(None, None, None)
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
@@ -241,12 +256,19 @@ class ExactSource:
         self._coarse |= grad.dtype in (torch.float16, torch.bfloat16)
         # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
         grad = grad.detach().clone() if record.size == 1 else grad.detach()
+        brought = self._backwards.here()
+        if record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._ready:
+                record.reached = {}  # an earlier backward may have broken off
         uses = record.reached.setdefault(module, {})
         if call not in uses:
             use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
             uses[call] = use
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
-        self._ready[record.number] = record
+
+    def _finish(self, brought: dict[int, _Pass]) -> None:
+        self._ready |= brought
 
     def _leave(self, p: Tensor) -> None:
         self._left[p] = p.grad
@@ -258,6 +280,7 @@ class ExactSource:
     # --- after it ---------------------------------------------------------------------------------
 
     def collect(self) -> list[Gradients]:
+        self._backwards.forget()
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
         for handle in self._arrival_handles:
@@ -268,7 +291,7 @@ class ExactSource:
         self._left = {}
         self._rerunning = True  # a rule may run its module again
         try:
-            batches = [self._factored(one, grads) for one in passes]
+            batches = [shrinking(partial(self._factored, one, grads)) for one in passes]
         finally:
             self._rerunning = False
         self._layout.refuse_mixed()

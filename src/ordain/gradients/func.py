@@ -18,9 +18,11 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ordain.errors import GradientError, UnsupportedModuleError
+from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
 from ordain.gradients.layout import examples_in
+from ordain.gradients.memory import few_examples, shrinking
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
@@ -68,12 +70,14 @@ class FuncSource:
         self._chunk_size = chunk_size
         self._count = 0
         self._reached: dict[int, _Pass] = {}
+        self._backwards = Backwards(self._finish)
         self._recomputing = False
         self._handle = model.register_forward_hook(self._watch, with_kwargs=True)
 
     def detach(self) -> None:
         self._handle.remove()
         self._reached.clear()
+        self._backwards.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FuncSource:
         """A copy of the model takes the hook along: it goes on to watch this one only."""
@@ -91,13 +95,22 @@ class FuncSource:
                 leaf.register_hook(partial(self._reach, record, i))  # type: ignore[no-untyped-call]
 
     def _reach(self, record: _Pass, i: int, grad: Tensor) -> None:
-        self._reached[record.number] = record
+        brought = self._backwards.here()
+        if record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._reached:
+                record.cotangents = {}  # an earlier backward may have broken off, or been collected
         before = record.cotangents.get(i)
         record.cotangents[i] = grad.detach().clone() if before is None else before + grad.detach()
 
+    def _finish(self, brought: dict[int, _Pass]) -> None:
+        self._reached |= brought
+
     def collect(self) -> list[Gradients]:
+        self._backwards.forget()
         reached, self._reached = self._reached, {}
-        return [self._gradients(reached[number]) for number in sorted(reached)]  # in the order of the forwards
+        passes = [reached[number] for number in sorted(reached)]  # in the order of the forwards
+        return [shrinking(partial(self._gradients, one)) for one in passes]
 
     def _gradients(self, record: _Pass) -> Dense:
         refuse_mixing(self._mixing)
@@ -136,7 +149,8 @@ class FuncSource:
 
         self._recomputing = True
         try:
-            made = vmap(gradient, in_dims=(dim, axes), chunk_size=self._chunk_size)(tensors, cotangents)
+            chunk_size = few_examples(size) or self._chunk_size
+            made = vmap(gradient, in_dims=(dim, axes), chunk_size=chunk_size)(tensors, cotangents)
         except RuntimeError as error:
             if "randomness" not in str(error):
                 raise

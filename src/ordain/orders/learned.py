@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
+from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices, Order
 
 # Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
@@ -123,7 +125,7 @@ class LearnedOrder(Order):
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        self._take_units(batch, slots)
+        shrinking(partial(self._take_units, batch, slots))
         self._taken += examples
         self._touched = True
 
@@ -143,7 +145,7 @@ class LearnedOrder(Order):
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)
-        self._take(batch, slots)
+        shrinking(partial(self._take, batch, slots))
         self._dim = batch.dim
         self._taken += batch.size if indices is None else 0
         self._out_of_turn |= indices is not None
