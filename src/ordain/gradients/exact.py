@@ -291,11 +291,11 @@ class ExactSource:
         self._left = {}
         self._rerunning = True  # a rule may run its module again
         try:
-            batches = [shrinking(partial(self._factored, one, grads)) for one in passes]
+            batches = [shrinking(partial(self._factored, one, grads)) for one in passes if one.size]
         finally:
             self._rerunning = False
         self._layout.refuse_mixed()
-        calls = {self._signature(one) for one in passes}
+        calls = {self._signature(one) for one in passes if one.size}
         if not calls <= self._understood:
             # Something new: compare it with what autograd says, or ask it to say so next time.
             self._tries += arrived is not None
@@ -308,7 +308,8 @@ class ExactSource:
                 self._ask()
         for one in passes:
             one.reached = {}  # its graph may live on for another backward
-        return list(batches)
+        empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
+        return [*batches, *(empty if len(batches) < len(passes) else [])]
 
     def _signature(self, record: _Pass) -> tuple[Any, ...]:
         """Which modules were called how often, and which parameters were trainable: what a check was made of."""

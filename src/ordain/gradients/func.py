@@ -118,6 +118,8 @@ class FuncSource:
         dim = self._batch_dim
         args, kwargs = record.inputs
         size = examples_in(args, kwargs, dim)
+        if not size:
+            return Dense([cotangents[0].new_zeros(0, self.dim)])
         # An output that has lost the dimensions before it counts the examples in its first.
         axes = [dim if grad.ndim > dim and grad.shape[dim] == size else 0 for grad in cotangents]
         if any(grad.ndim == 0 or grad.shape[axis] != size for grad, axis in zip(cotangents, axes, strict=True)):

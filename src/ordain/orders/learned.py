@@ -107,10 +107,12 @@ class LearnedOrder(Order):
             raise StepError(
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
-                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode.",
+                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
+                "that torch.compile has run already must be compiled again after the order is made.",
             )
         if examples is not None:
-            self._observe_unit(batches[0], examples)
+            if examples:
+                self._observe_unit(batches[0], examples)
             return
         self._check_drawn(sum(batch.size for batch in batches))
         for batch in batches:

@@ -67,9 +67,8 @@ def _gradients(module: nn.Module, use: Use) -> dict[str, Tensor]:
 
     in_axes = [axis for axis in axes if axis is not None]
     try:
-        made: dict[str, Tensor] = vmap(row, in_dims=(in_axes, out_axes), chunk_size=few_examples(use.size))(
-            tensors, grads
-        )
+        mapped = vmap(row, in_dims=(in_axes, out_axes), chunk_size=few_examples(use.size))
+        made: dict[str, Tensor] = mapped(tensors, grads)
     except (RuntimeError, ValueError) as error:
         if out_of_memory(error):
             raise
