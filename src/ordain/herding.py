@@ -100,8 +100,17 @@ def reorder(signs: Any, order: Any = None) -> Any:
     sigma = _check_order(order, len(e))
     if e.ndim != 1 or not np.isin(e, (-1, 0, 1)).all():
         raise InputError(f"signs of shape {e.shape}", expected="[n] of +1, -1 (or 0)", remedy="See balance().")
-    new = np.concatenate([sigma[e > 0], sigma[e == 0], sigma[e < 0][::-1]])
-    return _like(signs, new)
+    return _like(signs, rearranged(e, sigma))
+
+
+def rearranged(e: NDArray[Any], sigma: NDArray[np.int64]) -> NDArray[np.int64]:
+    """:func:`reorder` of what is known to be right, a part at a time: large orders have little memory to spare."""
+    new = np.empty_like(sigma)
+    front, back = int(np.count_nonzero(e > 0)), int(np.count_nonzero(e < 0))
+    new[:front] = sigma[e > 0]
+    new[front : len(new) - back] = sigma[e == 0]
+    new[len(new) - back :] = sigma[e < 0][::-1]
+    return new
 
 
 def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -> Array:

@@ -114,7 +114,7 @@ class GraB(LearnedOrder):
             return self._expand(self._arrangement)
         arrangement = np.arange(self._units)
         for places in self._log[:epoch]:
-            arrangement = self._settled(herding.reorder(unpack(places, self._units), arrangement))
+            arrangement = self._settled(herding.rearranged(unpack(places, self._units), arrangement))
         return self._expand(arrangement)
 
     # --- one batch --------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class GraB(LearnedOrder):
             self._learn_finite(batch, slots, cut=cut)
             return
 
-        units = Units.cut(row_slots, counts, self._sizes()[row_slots], carried=rows.size - batch.size) if cut else None
+        units = Units.cut(row_slots, counts, self._sizes(row_slots), carried=rows.size - batch.size) if cut else None
         unit_slots = units.slots if units else row_slots
         weights = units.weights if units else None  # of what is signed, in terms of rows; None is the identity
         if self._paired:
@@ -388,7 +388,7 @@ class GraB(LearnedOrder):
         if not self.frozen:
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             # Alg. 3; this is Alg. 4's sigma_{k+1}.
-            self._arrangement = self._settled(herding.reorder(places, self._arrangement))
+            self._arrangement = self._settled(herding.rearranged(places, self._arrangement))
             self._log.append(pack(places))
             table = self._vectors.get("table")
             if table is not None:

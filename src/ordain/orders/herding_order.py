@@ -98,10 +98,10 @@ class Herding(LearnedOrder):
             self._ticket += 1
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
-        self._store(batch, slots, shares=1.0 / self._sizes()[slots], counts=1)
+        self._store(batch, slots, shares=1.0 / self._sizes(slots), counts=1)
 
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
-        self._store(batch, slots, shares=np.ones(len(slots)), counts=self._sizes()[slots])
+        self._store(batch, slots, shares=np.ones(len(slots)), counts=self._sizes(slots))
 
     def _store(self, batch: Gradients, slots: Indices, *, shares: Any, counts: Any) -> None:
         """Add each row's share of its unit's mean gradient; it stands for ``counts`` examples."""
@@ -127,7 +127,7 @@ class Herding(LearnedOrder):
 
     def _herded(self) -> Indices:
         """Herd the units whose gradients are complete; the others keep the middle, in their order."""
-        complete = (self._counts == self._sizes()) & (self._places != ASIDE)
+        complete = (self._counts == self._sizes(np.arange(self._units))) & (self._places != ASIDE)
         known = np.flatnonzero(complete)
         if not len(known) or self._stored is None:
             return self._arrangement

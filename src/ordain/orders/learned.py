@@ -74,6 +74,7 @@ class LearnedOrder(Order):
                 remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
             )
         self._arrangement = np.arange(self._units)
+        self._short: tuple[Indices | None, int] = None, 0  # an arrangement, and the slot of the short unit in it
         self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
         self._out_of_turn = False  # has observe() been given indices in this epoch?
@@ -121,7 +122,7 @@ class LearnedOrder(Order):
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
-        if len(slots) != 1 or examples != self._sizes()[slots[0]]:
+        if len(slots) != 1 or examples != self._sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
@@ -210,7 +211,7 @@ class LearnedOrder(Order):
             return waiting[:count]
         self._check_drawn(count)
         positions = np.arange(self._taken, self._taken + count)
-        return positions if self.group == 1 else self._slot_of_position()[positions]
+        return positions if self.group == 1 else self._slots_at(positions)
 
     def _settled(self, arrangement: Indices) -> Indices:
         """A micro-batch is a unit, and a loader makes its short batch last: so the short unit stays last."""
@@ -219,14 +220,22 @@ class LearnedOrder(Order):
         last = self._units - 1
         return np.append(arrangement[arrangement != last], last)
 
-    def _sizes(self) -> Indices:
-        """``[units]``: how many examples the unit in each slot has; the last unit may be smaller."""
-        sizes = np.full(self._units, self.group)
-        sizes[self._arrangement == self._units - 1] = self.n - (self._units - 1) * self.group
-        return sizes
+    def _sizes(self, slots: Indices) -> Indices:
+        """How many examples the unit in each slot has; the last unit may be smaller."""
+        return np.where(
+            self._arrangement[slots] == self._units - 1, self.n - (self._units - 1) * self.group, self.group
+        )
 
-    def _slot_of_position(self) -> Indices:
-        return np.repeat(np.arange(self._units), self._sizes())
+    def _slots_at(self, positions: Indices) -> Indices:
+        """The slot of each position of this epoch: all are ``group`` long but the last unit's, wherever that is."""
+        missing = self._units * self.group - self.n
+        if not missing:
+            return positions // self.group
+        if self._short[0] is not self._arrangement:  # looked for once an epoch, not once a batch
+            self._short = self._arrangement, int(np.flatnonzero(self._arrangement == self._units - 1)[0])
+        behind = positions >= (self._short[1] + 1) * self.group - missing
+        slots: Indices = (positions + missing * behind) // self.group
+        return slots
 
     def _slot_of(self) -> Indices:
         slot_of = np.empty(self.n, dtype=np.int64)
