@@ -311,6 +311,16 @@ class ExactSource:
         empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
         return [*batches, *(empty if len(batches) < len(passes) else [])]
 
+    def drop(self, size: int | None = None) -> bool:
+        self._backwards.forget()
+        dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
+        for one in dropped:
+            del self._ready[one.number]
+            one.reached = {}
+        if dropped:
+            self._arrived, self._left = None, {}  # which part of them was whose is not known
+        return bool(self._ready)
+
     def _signature(self, record: _Pass) -> tuple[Any, ...]:
         """Which modules were called how often, and which parameters were trainable: what a check was made of."""
         calls = sorted((self._paths[module], len(uses)) for module, uses in record.reached.items())

@@ -112,6 +112,15 @@ class FuncSource:
         passes = [reached[number] for number in sorted(reached)]  # in the order of the forwards
         return [shrinking(partial(self._gradients, one)) for one in passes]
 
+    def drop(self, size: int | None = None) -> bool:
+        self._backwards.forget()
+        last = self._reached.get(self._count)
+        if size is None:
+            self._reached.clear()
+        elif last is not None and examples_in(*last.inputs, self._batch_dim) == size:
+            del self._reached[last.number]
+        return bool(self._reached)
+
     def _gradients(self, record: _Pass) -> Dense:
         refuse_mixing(self._mixing)
         kept, cotangents = list(record.cotangents), list(record.cotangents.values())

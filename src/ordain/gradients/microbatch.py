@@ -82,6 +82,12 @@ class MicrobatchSource:
         row = row.to(torch.promote_types(row.dtype, torch.float32))
         return [Dense([(row / size if self._sum else row).unsqueeze(0)])]
 
+    def drop(self, size: int | None = None) -> bool:
+        """All of it in any case: a unit is stepped before the next begins."""
+        self._backwards.forget()
+        self._grads, self._sizes = {}, []
+        return False
+
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()

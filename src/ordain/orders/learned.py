@@ -133,6 +133,8 @@ class LearnedOrder(Order):
         self._touched = True
 
     def skip(self, count: int) -> None:
+        if self._source is not None and self._source.drop(count):
+            self.step()  # batches before this one, whose gradients wait: they come first
         slots = self._next_slots(count)
         super().skip(count)
         self._places[slots] = ASIDE
@@ -266,6 +268,11 @@ class LearnedOrder(Order):
                 "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
             )
         return self._touched
+
+    def _begin_pass(self) -> tuple[int, Indices, int]:
+        if self._source is not None:
+            self._source.drop()  # gradients that no step() took belong to draws that are over
+        return super()._begin_pass()
 
     def _advance(self) -> None:
         super()._advance()
