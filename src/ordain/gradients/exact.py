@@ -192,7 +192,7 @@ class ExactSource:
                 self._layout.compare(output, size)
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._pass is not None:
+        if self._pass is not None and module in self._paths:
             context = watch(module, self._paths[module], args, kwargs)
             self._extras[module] = context.__enter__()
             self._watching[module] = context
@@ -208,7 +208,8 @@ class ExactSource:
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
-        if record is None or not torch.is_grad_enabled():
+        # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
+        if record is None or not torch.is_grad_enabled() or module not in self._paths:
             return None
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
