@@ -43,13 +43,20 @@ class Run:
     """A model trained under an order, and an order fed by hand with what the first should have learned."""
 
     def __init__(
-        self, source: str = "exact", centering: str = "mean", build: Callable[[], nn.Module] = small_model
+        self,
+        source: str = "exact",
+        centering: str = "mean",
+        build: Callable[[], nn.Module] = small_model,
+        *,
+        n: int = N,
+        size: int = BATCH,
     ) -> None:
         options = SOURCES[source]
-        self.model, self.data = build(), Regression(N)
+        self.n, self.size = n, size
+        self.model, self.data = build(), Regression(n)
         self.before = plain_hooks(self.model)
-        self.order = GraB(self.model, N, centering=centering, **options)
-        self.shadow = GraB(None, N, centering=centering, group=options.get("group", 1))
+        self.order = GraB(self.model, n, centering=centering, **options)
+        self.shadow = GraB(None, n, centering=centering, group=options.get("group", 1))
         self.shadow._whole_units = source == "microbatch"  # the short unit stays last, as a loader makes it
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
@@ -77,7 +84,7 @@ class Run:
         self.shadow.skip(len(batch))
 
     def epoch(self) -> Iterator[list[int]]:
-        for batch, same in zip(batches(self.order, BATCH), batches(self.shadow, BATCH), strict=True):
+        for batch, same in zip(batches(self.order, self.size), batches(self.shadow, self.size), strict=True):
             assert batch == same
             yield batch
 
@@ -85,7 +92,7 @@ class Run:
         """All invariants, and that the two orders agree."""
         one, other = list(self.order.sampler), list(self.shadow.sampler)
         assert one == other
-        assert is_permutation(one, N)
+        assert is_permutation(one, self.n)
         for name, vector in self.order._vectors.items():
             assert torch.isfinite(vector).all()
             torch.testing.assert_close(vector, self.shadow._vectors[name])

@@ -11,7 +11,7 @@ autograd gives to the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,6 +80,7 @@ class ExactSource:
         for dtype in dtypes:
             common = torch.promote_types(common, dtype)
         self._dtype = common
+        self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
         self._first = next(iter(self._offsets))
         self._first_dtype = self._first.dtype
         self._coarse = False  # has anything been computed in less than float32?
@@ -299,10 +300,10 @@ class ExactSource:
         calls = {self._signature(one) for one in passes if one.size}
         if not calls <= self._understood:
             # Something new: compare it with what autograd says, or ask it to say so next time.
+            self._refuse_new(self._model.parameters())
             self._tries += arrived is not None
-            if arrived is not None and (
-                check_sums(batches, arrived, self._offsets, coarse=self._coarse) or self._tries >= _TRIES
-            ):
+            compared = partial(check_sums, batches, arrived or {}, self._offsets, coarse=self._coarse)
+            if arrived is not None and (shrinking(compared) or self._tries >= _TRIES):
                 self._understood |= calls
                 self._tries = 0
             else:
@@ -336,12 +337,23 @@ class ExactSource:
                 p = _parameter(module, name)
                 if p is not None and p.requires_grad and p in self._offsets:
                     forms.setdefault(p, []).append(form)
+                elif p is not None and p not in self._offsets:
+                    self._refuse_new([p])
         placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
         scale = float(record.size) if self._mean else 1.0
         if grads is not None:
             sparse = {offset for offset, form in placed if form.sparse}
             grads = [one for one in grads if one[0] not in sparse]
         return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
+
+    def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
+        """Parameters that were not there when the order was made have no place in its vectors."""
+        if any(p not in self._offsets and p not in self._others for p in parameters):
+            raise StateError(
+                "a model with parameters that were not there when the order was made",
+                expected="the same parameters, frozen or not",
+                remedy="Replace layers, and load weights with assign=True, first; then make the order.",
+            )
 
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
         """What the backward left in the parameters, if that is this backward's gradient and nothing else.

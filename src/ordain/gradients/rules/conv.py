@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ordain.gradients.forms import Form, Made, Outer, total
-from ordain.gradients.memory import in_pieces
+from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
 
@@ -157,7 +157,7 @@ class Convolved(Form):
     def _patches(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """(start, ``[few, cols, T]``), counting the groups first .. last of each example; overwritten by the next."""
         number, channels = last - first, self._x.shape[2] // self._geometry.groups
-        few = min(self.size, max(1, _PATCH_NUMBERS // (number * self.cols * self._steps)))
+        few = min(self.size, max(1, min(_PATCH_NUMBERS, chunk_numbers()) // (number * self.cols * self._steps)))
         view = self._windows(self._x[:, :, first * channels : last * channels])
         buffer = self._x.new_empty(few * number, self.cols, self._steps)
         shaped = buffer.view(few, *view.shape[1:])
