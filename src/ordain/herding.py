@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 _BLOCK_NUMBERS = 2**21  # 16 MB of float64: what is held besides the input
 _GREEDY_GRAM_BYTES = 2**28
 _WALK_ATTEMPTS = 100
-_LARGEST = 1e140
+LARGEST = 1e140
 
 
 def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
@@ -309,10 +309,10 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
             bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1)) + start
             what = f"NaN or infinity in row {bad[0]}" if len(bad) else f"sums beyond float64 near row {start}"
             raise InputError(what, expected="finite vectors", remedy="Drop or repair such rows before herding.")
-    if largest > _LARGEST:
+    if largest > LARGEST:
         raise InputError(
             f"numbers as large as {largest:.3g}",
-            expected=f"at most {_LARGEST:g}, so that their squares can be added up",
+            expected=f"at most {LARGEST:g}, so that their squares can be added up",
             remedy="Divide all vectors by the largest: orders do not depend on the scale.",
         )
     return rows, total / len(rows)
