@@ -112,9 +112,9 @@ class Herding(LearnedOrder):
             self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
         weights = torch.from_numpy(shares).to(batch.device, batch.dtype)
         rows = batch.weighted_sum(torch.diag(weights)).cpu()
-        largest = rows.abs().amax(dim=1)
-        if not (largest <= herding.LARGEST).all():  # as NaN is not: nor can any routine take more than that
-            bad = ~(largest <= herding.LARGEST).numpy()
+        if not (rows.abs() <= herding.LARGEST).all():  # as NaN is not: nor can any routine take more than that
+            squares = batch.gram().diagonal().to("cpu", torch.float64)
+            bad = ~(squares.numpy() <= herding.LARGEST**2)
             self._put_aside(np.unique(slots[bad]), int(bad.sum()))
             kept = np.flatnonzero(~bad)
             if len(kept):
