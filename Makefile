@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-nightly lint bench clean
 
 demo: $(READY)
 	$(BIN)/ordain demo --out demo-out
 
 test: lint
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4
+
+# What hypothesis looks for, with other examples every time, and thirty times as many.
+test-nightly: $(READY)
+	ORDAIN_PROFILE=nightly $(BIN)/python -m pytest -q -n auto --maxprocesses 4 \
+		tests/test_faults_machine.py tests/test_hostile.py tests/test_data_hypothesis.py
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -11,13 +11,16 @@ from pathlib import Path
 from benchmarks.timing import machine
 
 HERE = Path(__file__).parent
+LONG = ("soak",)  # run only when named: minutes, and gigabytes
 
 
 def main() -> int:
     thresholds = json.loads((HERE / "thresholds.json").read_text())
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which to run: {', '.join(thresholds)} (all by default)")
-    names = parser.parse_args().names or list(thresholds)
+    parser.add_argument(
+        "names", nargs="*", help=f"which to run: {', '.join(thresholds)} (all but {', '.join(LONG)} by default)"
+    )
+    names = parser.parse_args().names or [name for name in thresholds if name not in LONG]
     print(machine())
     missed = []
     for name in names:

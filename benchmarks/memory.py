@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler
 from benchmarks.models import mlp, tiny_bert
 from benchmarks.step import ORDERS, images, loss_of, tokens
 from ordain import Order
-from ordain.gradients.forms import CHUNK_NUMBERS
+from ordain.gradients.memory import CHUNK_NUMBERS
 
 SIZES = (16, 64, 256)
 WARM_UP = 3  # the order's vectors and the one look at the model's layout come with the first steps

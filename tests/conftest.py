@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -9,4 +11,8 @@ torch.set_num_threads(1)
 settings.register_profile(
     "ordain", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("ordain")
+# ``make test-nightly``: other examples every time, and many.
+settings.register_profile(
+    "nightly", settings.get_profile("ordain"), derandomize=False, max_examples=2000, database=None
+)
+settings.load_profile(os.environ.get("ORDAIN_PROFILE", "ordain"))

@@ -8,7 +8,7 @@ from engine import Setting, call, check, doubled, losses, relative
 from settings_models import SETTINGS, Encoder, bert, masked, words
 from torch import Tensor, nn
 
-from ordain.gradients import ExactSource, forms, rows
+from ordain.gradients import ExactSource, memory
 
 # Wide beside their number of steps, so that the Gram matrix comes from the factors.
 WIDE = [Setting("wide", lambda: nn.Linear(24, 24), lambda b: (torch.randn(b, 3, 24),))]
@@ -25,8 +25,7 @@ def test_a_model_is_the_loop(setting: Setting, size: int, reduction: str) -> Non
 @pytest.mark.parametrize("chunk", [1, 200])
 @pytest.mark.parametrize("setting", [*SETTINGS, *WIDE], ids=lambda s: s.name)
 def test_a_little_at_a_time_is_the_same(setting: Setting, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (forms, rows):
-        monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(memory, "CHUNK_NUMBERS", chunk)
     check(setting, max(setting.sizes), "mean")
 
 

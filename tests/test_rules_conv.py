@@ -9,7 +9,7 @@ from settings_conv_norm import CONVOLUTIONS, TRANSPOSED
 from torch import Tensor, nn
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients import ExactSource, forms
+from ordain.gradients import ExactSource, memory
 from ordain.gradients.rules import conv
 
 
@@ -17,7 +17,7 @@ from ordain.gradients.rules import conv
 @pytest.mark.parametrize("setting", [*CONVOLUTIONS, *TRANSPOSED], ids=lambda s: s.name)
 @pytest.mark.parametrize("chunk", [1, 3000])
 def test_chunks_and_blocks(setting: Setting, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(memory, "CHUNK_NUMBERS", chunk)
     monkeypatch.setattr(conv, "_PATCH_NUMBERS", 2 * chunk)
     monkeypatch.setattr(conv, "convolved", conv.Convolved)  # never made beforehand
     check(setting, max(setting.sizes), "mean")

@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 _BLOCK_NUMBERS = 2**21  # 16 MB of float64: what is held besides the input
 _GREEDY_GRAM_BYTES = 2**28
 _WALK_ATTEMPTS = 100
-_LARGEST = 1e140
+LARGEST = 1e140
 
 
 def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
@@ -100,8 +100,17 @@ def reorder(signs: Any, order: Any = None) -> Any:
     sigma = _check_order(order, len(e))
     if e.ndim != 1 or not np.isin(e, (-1, 0, 1)).all():
         raise InputError(f"signs of shape {e.shape}", expected="[n] of +1, -1 (or 0)", remedy="See balance().")
-    new = np.concatenate([sigma[e > 0], sigma[e == 0], sigma[e < 0][::-1]])
-    return _like(signs, new)
+    return _like(signs, rearranged(e, sigma))
+
+
+def rearranged(e: NDArray[Any], sigma: NDArray[np.int64]) -> NDArray[np.int64]:
+    """:func:`reorder` of what is known to be right, a part at a time: large orders have little memory to spare."""
+    new = np.empty_like(sigma)
+    front, back = int(np.count_nonzero(e > 0)), int(np.count_nonzero(e < 0))
+    new[:front] = sigma[e > 0]
+    new[front : len(new) - back] = sigma[e == 0]
+    new[len(new) - back :] = sigma[e < 0][::-1]
+    return new
 
 
 def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -> Array:
@@ -300,10 +309,10 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
             bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1)) + start
             what = f"NaN or infinity in row {bad[0]}" if len(bad) else f"sums beyond float64 near row {start}"
             raise InputError(what, expected="finite vectors", remedy="Drop or repair such rows before herding.")
-    if largest > _LARGEST:
+    if largest > LARGEST:
         raise InputError(
             f"numbers as large as {largest:.3g}",
-            expected=f"at most {_LARGEST:g}, so that their squares can be added up",
+            expected=f"at most {LARGEST:g}, so that their squares can be added up",
             remedy="Divide all vectors by the largest: orders do not depend on the scale.",
         )
     return rows, total / len(rows)

@@ -54,5 +54,11 @@ class Source(Protocol):
     def collect(self) -> list[Gradients]:
         """One batch for each forward pass that a backward has reached since the last call."""
 
+    def drop(self, size: int | None = None) -> bool:
+        """Forget what waits to be collected: all of it, or the last forward's if it was of ``size`` examples.
+
+        Returns whether anything still waits.
+        """
+
     def detach(self) -> None:
         """Leave the model exactly as it was found."""

@@ -11,7 +11,7 @@ autograd gives to the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
+from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Form, join_biases, total
 from ordain.gradients.layout import Layout, examples_in
+from ordain.gradients.memory import shrinking
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
@@ -78,6 +80,7 @@ class ExactSource:
         for dtype in dtypes:
             common = torch.promote_types(common, dtype)
         self._dtype = common
+        self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
         self._first = next(iter(self._offsets))
         self._first_dtype = self._first.dtype
         self._coarse = False  # has anything been computed in less than float32?
@@ -87,7 +90,8 @@ class ExactSource:
         self._mixing = mixing_modules(model)
         self._count = 0
         self._pass: _Pass | None = None  # the forward that is running
-        self._ready: dict[int, _Pass] = {}  # those that a backward has reached
+        self._ready: dict[int, _Pass] = {}  # those that a backward has reached, and come to its end
+        self._backwards = Backwards(self._finish)
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
@@ -119,7 +123,9 @@ class ExactSource:
             handle.remove()
         self._handles, self._arrival_handles, self._leave_handles = [], [], []
         self._ready.clear()
+        self._backwards.forget()
         self._pass = None
+        self._leave_contexts()
 
     def forget_sums(self) -> None:
         """Nobody will ask a batch for its sum: spare the hooks that remember what a backward left in ``p.grad``."""
@@ -144,6 +150,11 @@ class ExactSource:
             return
         self._pass = None
         self._extras.clear()
+        self._leave_contexts()
+        if self._backwards.broken():
+            # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
+            self._arrived = None if self._ready else self._arrived
+            self._backwards.forget()
         if not model.training:
             return
         if self._first.dtype is not self._first_dtype or self._first.device != self._like.device:
@@ -182,7 +193,7 @@ class ExactSource:
                 self._layout.compare(output, size)
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._pass is not None:
+        if self._pass is not None and module in self._paths:
             context = watch(module, self._paths[module], args, kwargs)
             self._extras[module] = context.__enter__()
             self._watching[module] = context
@@ -191,9 +202,15 @@ class ExactSource:
         if module in self._watching:
             self._watching.pop(module).__exit__(None, None, None)
 
+    def _leave_contexts(self) -> None:
+        """Of a forward that was interrupted: torch calls no hook after what is no ``Exception``."""
+        while self._watching:
+            self._watching.popitem()[1].__exit__(None, None, None)
+
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         record = self._pass
-        if record is None or not torch.is_grad_enabled():
+        # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
+        if record is None or not torch.is_grad_enabled() or module not in self._paths:
             return None
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
@@ -241,12 +258,19 @@ class ExactSource:
         self._coarse |= grad.dtype in (torch.float16, torch.bfloat16)
         # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
         grad = grad.detach().clone() if record.size == 1 else grad.detach()
+        brought = self._backwards.here()
+        if record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._ready:
+                record.reached = {}  # an earlier backward may have broken off
         uses = record.reached.setdefault(module, {})
         if call not in uses:
             use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
             uses[call] = use
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
-        self._ready[record.number] = record
+
+    def _finish(self, brought: dict[int, _Pass]) -> None:
+        self._ready |= brought
 
     def _leave(self, p: Tensor) -> None:
         self._left[p] = p.grad
@@ -258,6 +282,7 @@ class ExactSource:
     # --- after it ---------------------------------------------------------------------------------
 
     def collect(self) -> list[Gradients]:
+        self._backwards.forget()
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
         for handle in self._arrival_handles:
@@ -268,24 +293,35 @@ class ExactSource:
         self._left = {}
         self._rerunning = True  # a rule may run its module again
         try:
-            batches = [self._factored(one, grads) for one in passes]
+            batches = [shrinking(partial(self._factored, one, grads)) for one in passes if one.size]
         finally:
             self._rerunning = False
         self._layout.refuse_mixed()
-        calls = {self._signature(one) for one in passes}
+        calls = {self._signature(one) for one in passes if one.size}
         if not calls <= self._understood:
             # Something new: compare it with what autograd says, or ask it to say so next time.
+            self._refuse_new(self._model.parameters())
             self._tries += arrived is not None
-            if arrived is not None and (
-                check_sums(batches, arrived, self._offsets, coarse=self._coarse) or self._tries >= _TRIES
-            ):
+            compared = partial(check_sums, batches, arrived or {}, self._offsets, coarse=self._coarse)
+            if arrived is not None and (shrinking(compared) or self._tries >= _TRIES):
                 self._understood |= calls
                 self._tries = 0
             else:
                 self._ask()
         for one in passes:
             one.reached = {}  # its graph may live on for another backward
-        return list(batches)
+        empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
+        return [*batches, *(empty if len(batches) < len(passes) else [])]
+
+    def drop(self, size: int | None = None) -> bool:
+        self._backwards.forget()
+        dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
+        for one in dropped:
+            del self._ready[one.number]
+            one.reached = {}
+        if dropped:
+            self._arrived, self._left = None, {}  # which part of them was whose is not known
+        return bool(self._ready)
 
     def _signature(self, record: _Pass) -> tuple[Any, ...]:
         """Which modules were called how often, and which parameters were trainable: what a check was made of."""
@@ -301,12 +337,23 @@ class ExactSource:
                 p = _parameter(module, name)
                 if p is not None and p.requires_grad and p in self._offsets:
                     forms.setdefault(p, []).append(form)
+                elif p is not None and p not in self._offsets:
+                    self._refuse_new([p])
         placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
         scale = float(record.size) if self._mean else 1.0
         if grads is not None:
             sparse = {offset for offset, form in placed if form.sparse}
             grads = [one for one in grads if one[0] not in sparse]
         return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
+
+    def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
+        """Parameters that were not there when the order was made have no place in its vectors."""
+        if any(p not in self._offsets and p not in self._others for p in parameters):
+            raise StateError(
+                "a model with parameters that were not there when the order was made",
+                expected="the same parameters, frozen or not",
+                remedy="Replace layers, and load weights with assign=True, first; then make the order.",
+            )
 
     def _whole_grads(self) -> list[tuple[int, Tensor]] | None:
         """What the backward left in the parameters, if that is this backward's gradient and nothing else.

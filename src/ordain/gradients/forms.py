@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.small import FEW_ROWS, add_products, compiled, row_dots
-
-CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
 
 
 class Form(ABC):
@@ -68,7 +67,7 @@ class Form(ABC):
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
-        step = max(1, CHUNK_NUMBERS // (self.size * self.cols))
+        step = max(1, chunk_numbers() // (self.size * self.cols))
         for lo in range(0, self.rows, step):
             yield lo, min(lo + step, self.rows)
 
@@ -146,7 +145,11 @@ class Outer(Form):
         a, b = self._flat()
         for weight, target in zip(weights, out, strict=True):
             each = weight if self._steps == 1 else weight.repeat_interleave(self._steps)
-            self._add_one((b * each[:, None]), a, target)
+
+            def add(lo: int, hi: int, each: Tensor = each, target: Tensor = target) -> None:
+                self._add_one(b[lo:hi] * each[lo:hi, None], a[lo:hi], target)
+
+            in_pieces(len(a), add)
 
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target.addmm_(scaled.T, a)
@@ -178,7 +181,7 @@ class Outer(Form):
 
     def _gram_of_steps(self, a: Tensor, b: Tensor) -> Tensor:
         """All pairs of steps are ``[B T, B T]`` numbers: a few examples' rows of them at a time."""
-        each = max(1, CHUNK_NUMBERS // (self.size * self._steps**2)) * self._steps
+        each = max(1, chunk_numbers() // (self.size * self._steps**2)) * self._steps
         gram = []
         for lo in range(0, len(a), each):
             pairs = (a[lo : lo + each] @ a.T).mul_(b[lo : lo + each] @ b.T)
@@ -238,8 +241,9 @@ class Biased(Outer):
         return self._dot(weight, bias)
 
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
+        bias = scaled.sum(dim=0)  # before anything is added: see in_pieces
         target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
-        target[self.rows * self.cols :].add_(scaled.sum(dim=0))
+        target[self.rows * self.cols :].add_(bias)
 
     @classmethod
     def join(cls, weight: Form, bias: Form) -> Biased | None:

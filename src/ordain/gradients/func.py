@@ -18,9 +18,11 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ordain.errors import GradientError, UnsupportedModuleError
+from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
 from ordain.gradients.layout import examples_in
+from ordain.gradients.memory import few_examples, shrinking
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 
@@ -68,12 +70,14 @@ class FuncSource:
         self._chunk_size = chunk_size
         self._count = 0
         self._reached: dict[int, _Pass] = {}
+        self._backwards = Backwards(self._finish)
         self._recomputing = False
         self._handle = model.register_forward_hook(self._watch, with_kwargs=True)
 
     def detach(self) -> None:
         self._handle.remove()
         self._reached.clear()
+        self._backwards.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FuncSource:
         """A copy of the model takes the hook along: it goes on to watch this one only."""
@@ -91,13 +95,31 @@ class FuncSource:
                 leaf.register_hook(partial(self._reach, record, i))  # type: ignore[no-untyped-call]
 
     def _reach(self, record: _Pass, i: int, grad: Tensor) -> None:
-        self._reached[record.number] = record
+        brought = self._backwards.here()
+        if record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._reached:
+                record.cotangents = {}  # an earlier backward may have broken off, or been collected
         before = record.cotangents.get(i)
         record.cotangents[i] = grad.detach().clone() if before is None else before + grad.detach()
 
+    def _finish(self, brought: dict[int, _Pass]) -> None:
+        self._reached |= brought
+
     def collect(self) -> list[Gradients]:
+        self._backwards.forget()
         reached, self._reached = self._reached, {}
-        return [self._gradients(reached[number]) for number in sorted(reached)]  # in the order of the forwards
+        passes = [reached[number] for number in sorted(reached)]  # in the order of the forwards
+        return [shrinking(partial(self._gradients, one)) for one in passes]
+
+    def drop(self, size: int | None = None) -> bool:
+        self._backwards.forget()
+        last = self._reached.get(self._count)
+        if size is None:
+            self._reached.clear()
+        elif last is not None and examples_in(*last.inputs, self._batch_dim) == size:
+            del self._reached[last.number]
+        return bool(self._reached)
 
     def _gradients(self, record: _Pass) -> Dense:
         refuse_mixing(self._mixing)
@@ -105,6 +127,8 @@ class FuncSource:
         dim = self._batch_dim
         args, kwargs = record.inputs
         size = examples_in(args, kwargs, dim)
+        if not size:
+            return Dense([cotangents[0].new_zeros(0, self.dim)])
         # An output that has lost the dimensions before it counts the examples in its first.
         axes = [dim if grad.ndim > dim and grad.shape[dim] == size else 0 for grad in cotangents]
         if any(grad.ndim == 0 or grad.shape[axis] != size for grad, axis in zip(cotangents, axes, strict=True)):
@@ -136,7 +160,8 @@ class FuncSource:
 
         self._recomputing = True
         try:
-            made = vmap(gradient, in_dims=(dim, axes), chunk_size=self._chunk_size)(tensors, cotangents)
+            chunk_size = few_examples(size) or self._chunk_size
+            made = vmap(gradient, in_dims=(dim, axes), chunk_size=chunk_size)(tensors, cotangents)
         except RuntimeError as error:
             if "randomness" not in str(error):
                 raise

@@ -55,6 +55,10 @@ class Layout:
                 self._output = None if drawn() else output
         except Exception:  # a model that cannot be cut short is judged by shapes alone
             self._shorter.clear()
+        except BaseException:  # interrupted: what there is of it says nothing
+            self._shorter.clear()
+            self.probed = False
+            raise
         finally:
             for handle in handles:
                 handle.remove()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
 from ordain.gradients.layout import examples_in
@@ -44,6 +45,7 @@ class MicrobatchSource:
         self._params = list(chosen.values())
         self._sizes: list[int] = []
         self._grads: dict[Tensor, Tensor] = {}
+        self._backwards = Backwards(self._finish)
         self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
         self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
 
@@ -58,7 +60,12 @@ class MicrobatchSource:
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         if not self._sizes:
             return  # a backward of a forward that was not watched
-        self._grads[p] = self._grads[p] + grad if p in self._grads else grad.detach().clone()
+        brought = self._backwards.here()
+        brought[p] = brought[p] + grad if p in brought else grad.detach().clone()
+
+    def _finish(self, brought: dict[Tensor, Tensor]) -> None:
+        for p, grad in brought.items():
+            self._grads[p] = self._grads[p] + grad if p in self._grads else grad
 
     @property
     def examples(self) -> int:
@@ -66,6 +73,7 @@ class MicrobatchSource:
         return self._sizes[-1] if self._sizes else 0
 
     def collect(self) -> list[Gradients]:
+        self._backwards.forget()
         if not self._grads:
             return []
         size = self.examples
@@ -74,8 +82,15 @@ class MicrobatchSource:
         row = row.to(torch.promote_types(row.dtype, torch.float32))
         return [Dense([(row / size if self._sum else row).unsqueeze(0)])]
 
+    def drop(self, size: int | None = None) -> bool:
+        """All of it in any case: a unit is stepped before the next begins."""
+        self._backwards.forget()
+        self._grads, self._sizes = {}, []
+        return False
+
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._grads.clear()
+        self._backwards.forget()

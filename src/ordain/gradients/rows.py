@@ -7,7 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ordain.gradients.forms import CHUNK_NUMBERS, Form
+from ordain.gradients.forms import Form
+from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.small import add_products
 
 
@@ -49,7 +50,11 @@ class Rows(Form):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         examples, ids, b = self._joined
         for weight, target in zip(weights, out, strict=True):
-            target.index_add_(0, ids, b * weight[examples, None])
+
+            def add(lo: int, hi: int, weight: Tensor = weight, target: Tensor = target) -> None:
+                target.index_add_(0, ids[lo:hi], b[lo:hi] * weight[examples[lo:hi], None])
+
+            in_pieces(len(ids), add)
 
     def select(self, rows: Tensor) -> Rows:
         examples, ids, b = self._joined
@@ -72,7 +77,7 @@ class Rows(Form):
         slots = (torch.cumsum(shared, dim=0) - 1)[group][entries]  # the shared ids, counted from 0
         count = int(shared.sum())
         together = examples[entries], slots, b[entries]
-        step = max(1, CHUNK_NUMBERS // (self.size * self.cols))
+        step = max(1, chunk_numbers() // (self.size * self.cols))
         for lo in range(0, count, step):
             made = _spread(together, self.size, lo, min(lo + step, count)).flatten(1)
             add_products(made, made.new_empty(0, made.shape[1]), gram, dots[:0])

@@ -77,6 +77,7 @@ class Order(ABC):
         """
         self._check_drawn(count)
         self._taken += count
+        self._touched = True
 
     def resume(self, done: int | None = None) -> int:
         """After :meth:`load_state_dict`: the next pass goes on where the saved epoch stopped.

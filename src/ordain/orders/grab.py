@@ -115,16 +115,39 @@ class GraB(LearnedOrder):
             return self._expand(self._arrangement)
         arrangement = self._origin_arrangement
         for places in self._log[: epoch - self._origin]:
-            arrangement = self._settled(herding.reorder(unpack(places, self._units), arrangement))
+            arrangement = self._settled(herding.rearranged(unpack(places, self._units), arrangement))
         return self._expand(arrangement)
 
     # --- one batch --------------------------------------------------------------------------------
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
-        self._learn(batch, slots, cut=self.group > 1)
+        self._learn_or_mend(batch, slots, cut=self.group > 1)
 
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
-        self._learn(batch, slots, cut=False)
+        self._learn_or_mend(batch, slots, cut=False)
+
+    def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
+        try:
+            self._learn(batch, slots, cut=cut)
+        except BaseException:
+            if self._changing:
+                self._start_anew()
+            raise
+
+    def _start_anew(self) -> None:
+        """Some of a batch is in the sums and nobody knows how much: balance from zero, as an epoch begins.
+
+        Signs that were given stay. A unit or pair that waits for its rest keeps the middle, as does the batch.
+        """
+        if self._slot_part >= 0:
+            self._places[self._slot_part] = ASIDE
+        table = self._vectors["table"]
+        table[0::2].zero_()
+        self._vectors = {"table": table}
+        self._failures += int(self._state[1])
+        signed = self._signed
+        self._begin_epoch()
+        self._signed = signed  # a random balancer goes on with its numbers
 
     def _learn(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
         """Sign what the batch completes; ``cut`` says that its rows are examples, several to a unit."""
@@ -142,7 +165,7 @@ class GraB(LearnedOrder):
             self._learn_finite(batch, slots, cut=cut)
             return
 
-        units = Units.cut(row_slots, counts, self._sizes()[row_slots], carried=rows.size - batch.size) if cut else None
+        units = Units.cut(row_slots, counts, self._sizes(row_slots), carried=rows.size - batch.size) if cut else None
         unit_slots = units.slots if units else row_slots
         weights = units.weights if units else None  # of what is signed, in terms of rows; None is the identity
         if self._paired:
@@ -172,6 +195,7 @@ class GraB(LearnedOrder):
         )
 
         # All is known, and nothing was changed before this line.
+        self._changing = True
         by_row = signs.astype(np.float64) if weights is None else signs @ weights
         wanted = [by_row]
         if not self._paired:
@@ -193,6 +217,7 @@ class GraB(LearnedOrder):
         if "first" in waiting:
             self._places[self._slot_first] = WAITING
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
+        self._changing = False
 
     def _learn_plain(self, batch: Gradients, slots: Indices, known: Tensor) -> bool:
         """The common case, compiled: nothing carried or left over, every row a unit, all finite."""
@@ -216,6 +241,7 @@ class GraB(LearnedOrder):
         self._state = state
         self._signed += count
         self._places[slots] = signs
+        self._changing = False
         return True
 
     def _sign_layer(self, batch: Gradients, u: Matrix, state: Matrix) -> NDArray[Any] | None:
@@ -229,6 +255,7 @@ class GraB(LearnedOrder):
         signs = np.empty(len(a), dtype=a.dtype)
         table = self._vectors["table"].numpy()
         signed, mean, total = (table[0],) * 3 if self._paired else table
+        self._changing = True
         done, self._surplus, self._mean_inner = layer_signs(
             self._balancer.kind,
             a,
@@ -247,6 +274,7 @@ class GraB(LearnedOrder):
             self._parameter,
             signs,
         )
+        self._changing = done
         if isinstance(self._source, ExactSource):
             self._source.forget_sums()
         return signs if done else None
@@ -270,6 +298,7 @@ class GraB(LearnedOrder):
             return None
         table = self._vectors["table"]
         each = torch.from_numpy(signs).to(batch.device).unsqueeze(0)
+        self._changing = True
         if self._paired:
             batch.weighted_sum(each, out=table[:1])
             return signs
@@ -352,12 +381,13 @@ class GraB(LearnedOrder):
         self._mean_inner = 0.0  # <P, m>
         self._slot_first = -1  # the unit that waits for its partner, in vectors["first"]
         self._slot_part, self._part_count = -1, 0  # the incomplete unit, in vectors["part"]
+        self._changing = False  # is a batch being added to the sums?
 
     def _advance(self) -> None:
         if not self.frozen:
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             # Alg. 3; this is Alg. 4's sigma_{k+1}.
-            self._arrangement = self._settled(herding.reorder(places, self._arrangement))
+            self._arrangement = self._settled(herding.rearranged(places, self._arrangement))
             self._log = np.append(self._log, pack(places)[None], axis=0)
             table = self._vectors.get("table")
             if table is not None:

@@ -99,10 +99,10 @@ class Herding(LearnedOrder):
             self._ticket += 1
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
-        self._store(batch, slots, shares=1.0 / self._sizes()[slots], counts=1)
+        self._store(batch, slots, shares=1.0 / self._sizes(slots), counts=1)
 
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
-        self._store(batch, slots, shares=np.ones(len(slots)), counts=self._sizes()[slots])
+        self._store(batch, slots, shares=np.ones(len(slots)), counts=self._sizes(slots))
 
     def _store(self, batch: Gradients, slots: Indices, *, shares: Any, counts: Any) -> None:
         """Add each row's share of its unit's mean gradient; it stands for ``counts`` examples."""
@@ -113,8 +113,9 @@ class Herding(LearnedOrder):
             self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
         weights = torch.from_numpy(shares).to(batch.device, batch.dtype)
         rows = batch.weighted_sum(torch.diag(weights)).cpu()
-        if not torch.isfinite(rows).all():
-            bad = ~torch.isfinite(batch.gram().diagonal()).cpu().numpy()
+        if not (rows.abs() <= herding.LARGEST).all():  # as NaN is not: nor can any routine take more than that
+            squares = batch.gram().diagonal().to("cpu", torch.float64)
+            bad = ~(squares.numpy() <= herding.LARGEST**2)
             self._put_aside(np.unique(slots[bad]), int(bad.sum()))
             kept = np.flatnonzero(~bad)
             if len(kept):
@@ -128,7 +129,7 @@ class Herding(LearnedOrder):
 
     def _herded(self) -> Indices:
         """Herd the units whose gradients are complete; the others keep the middle, in their order."""
-        complete = (self._counts == self._sizes()) & (self._places != ASIDE)
+        complete = (self._counts == self._sizes(np.arange(self._units))) & (self._places != ASIDE)
         known = np.flatnonzero(complete)
         if not len(known) or self._stored is None:
             return self._arrangement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
+from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices, Order
 from ordain.orders.state import State, array, broken, check_count, check_permutation
 
@@ -75,6 +77,7 @@ class LearnedOrder(Order):
             )
         self._arrangement = np.arange(self._units)
         self._origin, self._origin_arrangement = 0, self._arrangement  # the first epoch that history() knows
+        self._short: tuple[Indices | None, int] = None, 0  # an arrangement, and the slot of the short unit in it
         self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
         self._out_of_turn = False  # has observe() been given indices in this epoch?
@@ -108,10 +111,12 @@ class LearnedOrder(Order):
             raise StepError(
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
-                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode.",
+                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
+                "that torch.compile has run already must be compiled again after the order is made.",
             )
         if examples is not None:
-            self._observe_unit(batches[0], examples)
+            if examples:
+                self._observe_unit(batches[0], examples)
             return
         self._check_drawn(sum(batch.size for batch in batches))
         for batch in batches:
@@ -120,17 +125,19 @@ class LearnedOrder(Order):
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
-        if len(slots) != 1 or examples != self._sizes()[slots[0]]:
+        if len(slots) != 1 or examples != self._sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        self._take_units(batch, slots)
+        shrinking(partial(self._take_units, batch, slots))
         self._taken += examples
         self._touched = True
 
     def skip(self, count: int) -> None:
+        if self._source is not None and self._source.drop(count):
+            self.step()  # batches before this one, whose gradients wait: they come first
         slots = self._next_slots(count)
         super().skip(count)
         self._places[slots] = ASIDE
@@ -146,7 +153,7 @@ class LearnedOrder(Order):
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)
-        self._take(batch, slots)
+        shrinking(partial(self._take, batch, slots))
         self._dim = batch.dim
         self._taken += batch.size if indices is None else 0
         self._out_of_turn |= indices is not None
@@ -209,7 +216,7 @@ class LearnedOrder(Order):
             return waiting[:count]
         self._check_drawn(count)
         positions = np.arange(self._taken, self._taken + count)
-        return positions if self.group == 1 else self._slot_of_position()[positions]
+        return positions if self.group == 1 else self._slots_at(positions)
 
     def _settled(self, arrangement: Indices) -> Indices:
         """A micro-batch is a unit, and a loader makes its short batch last: so the short unit stays last."""
@@ -218,14 +225,22 @@ class LearnedOrder(Order):
         last = self._units - 1
         return np.append(arrangement[arrangement != last], last)
 
-    def _sizes(self) -> Indices:
-        """``[units]``: how many examples the unit in each slot has; the last unit may be smaller."""
-        sizes = np.full(self._units, self.group)
-        sizes[self._arrangement == self._units - 1] = self.n - (self._units - 1) * self.group
-        return sizes
+    def _sizes(self, slots: Indices) -> Indices:
+        """How many examples the unit in each slot has; the last unit may be smaller."""
+        return np.where(
+            self._arrangement[slots] == self._units - 1, self.n - (self._units - 1) * self.group, self.group
+        )
 
-    def _slot_of_position(self) -> Indices:
-        return np.repeat(np.arange(self._units), self._sizes())
+    def _slots_at(self, positions: Indices) -> Indices:
+        """The slot of each position of this epoch: all are ``group`` long but the last unit's, wherever that is."""
+        missing = self._units * self.group - self.n
+        if not missing:
+            return positions // self.group
+        if self._short[0] is not self._arrangement:  # looked for once an epoch, not once a batch
+            self._short = self._arrangement, int(np.flatnonzero(self._arrangement == self._units - 1)[0])
+        behind = positions >= (self._short[1] + 1) * self.group - missing
+        slots: Indices = (positions + missing * behind) // self.group
+        return slots
 
     def _slot_of(self) -> Indices:
         slot_of = np.empty(self.n, dtype=np.int64)
@@ -256,6 +271,11 @@ class LearnedOrder(Order):
                 "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
             )
         return self._touched
+
+    def _begin_pass(self) -> tuple[int, Indices, int]:
+        if self._source is not None:
+            self._source.drop()  # gradients that no step() took belong to draws that are over
+        return super()._begin_pass()
 
     def _advance(self) -> None:
         super()._advance()

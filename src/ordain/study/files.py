@@ -23,8 +23,9 @@ def read_vectors(path: Path) -> NDArray[Any]:
     if not named:  # np.load() would try archives and pickles next
         raise _not_an_array(path)
     try:
-        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, TypeError, OverflowError, TokenError) as error:
+        with np.errstate(over="raise"):  # of a shape whose product is beyond any number
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, TypeError, ArithmeticError, TokenError) as error:
         raise _not_an_array(path) from error
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.forms import Form, Made, Outer, Shifted, Stacked, total
@@ -54,6 +54,17 @@ class _Watched(TorchFunctionMode):
     def __enter__(self) -> Any:
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """From wherever it is in the stack of modes: after an interrupt it may no longer be the innermost."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = _pop_mode()  # type: ignore[no-untyped-call]
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None

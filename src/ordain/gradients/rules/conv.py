@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ordain.gradients.forms import Form, Made, Outer, total
+from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
 
@@ -95,22 +96,27 @@ class Convolved(Form):
         x, padding = self._ready()
         g = self._geometry
         like = x.new_empty(1).expand(self._weight_shape())
+        images = self._b.shape[1]
         for weight, target in zip(weights, out, strict=True):
-            b = (self._b * weight.view(-1, *[1] * (self._b.ndim - 1))).flatten(0, 1)
-            grad = torch.ops.aten.convolution_backward(
-                b,
-                x,
-                like,
-                None,
-                g.stride,
-                padding,
-                g.dilation,
-                False,
-                [0] * len(padding),
-                g.groups,
-                [False, True, False],
-            )[1]
-            target.add_(grad.view(self.rows, self.cols))
+
+            def add(lo: int, hi: int, weight: Tensor = weight, target: Tensor = target) -> None:
+                b = (self._b[lo:hi] * weight[lo:hi].view(-1, *[1] * (self._b.ndim - 1))).flatten(0, 1)
+                grad = torch.ops.aten.convolution_backward(
+                    b,
+                    x[lo * images : hi * images],
+                    like,
+                    None,
+                    g.stride,
+                    padding,
+                    g.dilation,
+                    False,
+                    [0] * len(padding),
+                    g.groups,
+                    [False, True, False],
+                )[1]
+                target.add_(grad.view(self.rows, self.cols))
+
+            in_pieces(self.size, add)
 
     def select(self, rows: Tensor) -> Convolved:
         return Convolved(self._x[rows], self._b[rows], self._geometry)
@@ -151,7 +157,7 @@ class Convolved(Form):
     def _patches(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """(start, ``[few, cols, T]``), counting the groups first .. last of each example; overwritten by the next."""
         number, channels = last - first, self._x.shape[2] // self._geometry.groups
-        few = min(self.size, max(1, _PATCH_NUMBERS // (number * self.cols * self._steps)))
+        few = min(self.size, max(1, min(_PATCH_NUMBERS, chunk_numbers()) // (number * self.cols * self._steps)))
         view = self._windows(self._x[:, :, first * channels : last * channels])
         buffer = self._x.new_empty(few * number, self.cols, self._steps)
         shaped = buffer.view(few, *view.shape[1:])

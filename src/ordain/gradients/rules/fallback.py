@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.forms import Form, Made, total
+from ordain.gradients.memory import few_examples, out_of_memory
 from ordain.gradients.rules.registry import Use
 
 
@@ -66,8 +67,11 @@ def _gradients(module: nn.Module, use: Use) -> dict[str, Tensor]:
 
     in_axes = [axis for axis in axes if axis is not None]
     try:
-        made: dict[str, Tensor] = vmap(row, in_dims=(in_axes, out_axes))(tensors, grads)
+        mapped = vmap(row, in_dims=(in_axes, out_axes), chunk_size=few_examples(use.size))
+        made: dict[str, Tensor] = mapped(tensors, grads)
     except (RuntimeError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         raise UnsupportedModuleError(
             f"{type(module).__name__} at {use.path!r}, which owns {', '.join(own)} and could not be vmapped ({error})",
             expected="a module with a rule, or one whose forward torch.func can vmap",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
+import io
 import lzma
 import tarfile
 import zipfile
@@ -31,19 +34,23 @@ def extract(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> None:
     """
     try:
         missing = (_unzip if archive.suffix == ".zip" else _untar)(archive, wanted)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _refused(archive, f"a damaged archive ({error})") from None
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise _refused(archive, f"a damaged archive ({_first_line(error)})") from None
+    except OSError as error:
+        if isinstance(error, gzip.BadGzipFile) or error.errno == errno.EINVAL:  # a place before the file's beginning
+            raise _refused(archive, f"a damaged archive ({_first_line(error)})") from None
+        raise
     except (RuntimeError, NotImplementedError) as error:  # zipfile's for a password or an unknown compression
         if isinstance(error, FetchError):
             raise
-        raise _refused(archive, f"an archive that cannot be read ({error})") from None
+        raise _refused(archive, f"an archive that cannot be read ({_first_line(error)})") from None
     if missing:
         raise _refused(archive, f"no {', '.join(sorted(missing))} in it")
 
 
 def _untar(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> set[str]:
     missing, besides = set(wanted), 0
-    with tarfile.open(archive) as tar:
+    with _opened(archive) as file, tarfile.open(fileobj=_Measured(file), mode="r:") as tar:
         for member in tar:
             name = _safe(archive, member.name)
             if name not in wanted:
@@ -66,12 +73,40 @@ def _unzip(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> set[str]:
             name = _safe(archive, member.filename)
             if name not in wanted:
                 continue
-            if name not in missing:
-                raise _refused(archive, f"{name!a}, which is there twice")
+            if name not in missing or member.is_dir():
+                raise _refused(archive, f"{name!a}, which is a folder, or there twice")
             with pack.open(member) as inside:
                 _save(archive, name, inside, *wanted[name])
             missing.remove(name)
     return missing
+
+
+def _opened(archive: Path) -> IO[bytes]:
+    with archive.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(archive) if packed else archive.open("rb")  # type: ignore[return-value]
+
+
+class _Measured(io.RawIOBase):
+    """What tarfile reads from: a header that announces a name of gigabytes is not read into memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= 2 * _CHUNK:
+            raise tarfile.ReadError(f"{size:,} bytes to be read at once")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _first_line(error: Exception) -> str:
+    return ascii((str(error).splitlines() or [type(error).__name__])[0][:120])[1:-1]
 
 
 def _safe(archive: Path, name: str) -> str:

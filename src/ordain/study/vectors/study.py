@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ordain.errors import InputError
+from ordain.study import strict_json
 from ordain.study.files import write_bytes
 from ordain.study.machine import machine, revision, versions
 from ordain.study.progress import Report
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Point", "Record", "Study", "Table"]
 
 Config = TypeVar("Config")
+Shown = TypeVar("Shown")
 Point = dict[str, Any]  # what is measured: JSON values that name it
 Record = dict[str, Any]  # the point, and what was measured
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings, rows
 
 FORMAT = 1
+_MOST_SEEDS, _MOST_POINTS = 10_000, 1_000_000  # no folder of ours has more
+_WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what values of another kind lead to
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,22 @@ class Study(Generic[Config]):
 
     def figures(self, folder: Path) -> dict[str, Figure]:
         """The figures of a folder, by name."""
-        return self.draw(*self._load(folder))
+        return self._shown(self.draw, folder)
 
     def table(self, folder: Path) -> Table:
         """Headings and rows of a folder."""
-        return self.tabulate(*self._load(folder))
+        return self._shown(self.tabulate, folder)
 
     def sentences(self, folder: Path) -> list[str]:
         """What a folder's records say."""
-        return self.say(*self._load(folder))
+        return self._shown(self.say, folder)
+
+    def _shown(self, show: Callable[[Config, list[Record]], Shown], folder: Path) -> Shown:
+        config, records = self._load(folder)
+        try:
+            return show(config, records)
+        except _WRONG as error:
+            raise _damaged(folder / "records.jsonl", "records with values that this study does not write") from error
 
     def _open(self, config: Config, folder: Path, command: str | None) -> None:
         wanted = _plain(config)
@@ -115,7 +127,7 @@ class Study(Generic[Config]):
     def _head(self, folder: Path) -> dict[str, Any]:
         path = folder / "config.json"
         try:
-            head = json.loads(path.read_text(encoding="utf-8"))
+            head = strict_json.loads(strict_json.read_text(path))
         except (FileNotFoundError, ValueError) as error:
             raise InputError(
                 f"{path}, which cannot be read", expected="a folder of this study", remedy="Run the study first."
@@ -126,11 +138,17 @@ class Study(Generic[Config]):
                 expected=f"kind {self.name!r} and format {FORMAT}",
                 remedy="Choose another folder.",
             )
+        config: Any = head.get("config")
+        if not strict_json.alike(config, _plain(self.sizes(False))) or not 1 <= config["seeds"] <= _MOST_SEEDS:
+            raise _damaged(path, "a configuration that this study does not have")
         return head
 
     def _load(self, folder: Path) -> tuple[Config, list[Record]]:
         config = self.sizes(False, **{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
-        points = list(self.points(config))
+        try:
+            points = list(islice(self.points(config), _MOST_POINTS))
+        except _WRONG as error:
+            raise _damaged(folder / "config.json", "a configuration that this study does not have") from error
         found = {_key(record, points[0]): record for record in _read(folder)}
         records = [found[_key(point, point)] for point in points if _key(point, point) in found]
         if not records:
@@ -155,8 +173,20 @@ def _read(folder: Path) -> list[Record]:
     path = folder / "records.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end is unfinished
-    return [json.loads(line) for line in lines]
+    try:
+        lines = strict_json.read_text(path).split("\n")[:-1]  # what follows the last line end is unfinished
+        records = [strict_json.loads(line) for line in lines]
+    except ValueError as error:
+        raise _damaged(path, f"lines that are no records ({str(error)[:80]!a})") from error
+    if not all(isinstance(record, dict) for record in records):
+        raise _damaged(path, "lines that are no records")
+    return records
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{path}: {what}", expected="what the study wrote there", remedy="Remove the folder and run the study again."
+    )
 
 
 def _drop_unfinished(path: Path) -> None:

@@ -1,0 +1,246 @@
+"""Faults in the user's loop, at every stage: what was not learned is left out, and the rest is learned rightly."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import Regression, batches, is_permutation, loop_gradients, small_model
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+from ordain import GraB
+from ordain.errors import StepError
+
+N, BATCH, EPOCHS = 13, 3, 3
+SOURCES: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "func": {"gradients": "func"},
+    "microbatch": {"gradients": "microbatch", "group": BATCH},
+}
+
+
+class Fault(Exception):
+    """What a user's code raises."""
+
+
+def plain_hooks(model: nn.Module) -> list[int]:
+    """How many hooks of each kind there are on each module and parameter."""
+    counts = [
+        len(found) for module in model.modules() for name, found in sorted(vars(module).items()) if "hooks" in name
+    ]
+    for p in model.parameters():
+        counts += [len(p._backward_hooks or ()), len(p._post_accumulate_grad_hooks or ())]
+    return counts
+
+
+class Run:
+    """A model trained under an order, and an order fed by hand with what the first should have learned."""
+
+    def __init__(
+        self,
+        source: str = "exact",
+        centering: str = "mean",
+        build: Callable[[], nn.Module] = small_model,
+        *,
+        n: int = N,
+        size: int = BATCH,
+    ) -> None:
+        options = SOURCES[source]
+        self.n, self.size = n, size
+        self.model, self.data = build(), Regression(n)
+        self.before = plain_hooks(self.model)
+        self.order = GraB(self.model, n, centering=centering, **options)
+        self.shadow = GraB(None, n, centering=centering, group=options.get("group", 1))
+        self.shadow._whole_units = source == "microbatch"  # the short unit stays last, as a loader makes it
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def rows(self, batch: list[int]) -> Tensor:
+        """[B, d], by the loop, from a copy: those are not watched."""
+        return loop_gradients(copy.deepcopy(self.model), cross_entropy, self.data.x[batch], self.data.y[batch])
+
+    def loss(self, batch: list[int]) -> Tensor:
+        return cross_entropy(self.model(self.data.x[batch]), self.data.y[batch])
+
+    def learn(self, batch: list[int]) -> None:
+        rows = self.rows(batch)
+        self.loss(batch).backward()
+        self.order.step()
+        self.shadow.observe(rows)
+        self.update()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def skip(self, batch: list[int]) -> None:
+        self.optimizer.zero_grad()
+        self.order.skip(len(batch))
+        self.shadow.skip(len(batch))
+
+    def epoch(self) -> Iterator[list[int]]:
+        for batch, same in zip(batches(self.order, self.size), batches(self.shadow, self.size), strict=True):
+            assert batch == same
+            yield batch
+
+    def check(self) -> None:
+        """All invariants, and that the two orders agree."""
+        one, other = list(self.order.sampler), list(self.shadow.sampler)
+        assert one == other
+        assert is_permutation(one, self.n)
+        for name, vector in self.order._vectors.items():
+            assert torch.isfinite(vector).all()
+            torch.testing.assert_close(vector, self.shadow._vectors[name])
+        self.order.detach()
+        assert plain_hooks(self.model) == self.before
+
+
+@contextlib.contextmanager
+def raising(run: Run, stage: str, error: type[BaseException]) -> Iterator[None]:
+    """Raise in the middle of the model's forward or of its backward."""
+
+    def fail(*_: Any) -> None:
+        raise error("fault")
+
+    # A backward has done the last layer, and not the first, when it comes to the last one's weight.
+    hooked = {"forward": run.model[2].register_forward_pre_hook, "backward": run.model[2].weight.register_hook}
+    handle = hooked[stage](fail) if stage in hooked else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+STAGES = ["loading", "forward", "loss", "backward", "before step", "after step"]
+
+
+def faulty_batch(run: Run, batch: list[int], stage: str, error: type[BaseException]) -> None:
+    with raising(run, stage, error):
+        if stage == "loading":
+            raise error("fault")
+        rows, loss = run.rows(batch) if stage == "after step" else None, run.loss(batch)
+        if stage == "loss":
+            raise error("fault")
+        loss.backward()
+        if stage == "before step":
+            raise error("fault")
+        run.order.step()
+        run.shadow.observe(rows)
+        raise error("fault")
+
+
+def answers(stage: str) -> list[str]:
+    """What can be done about it: after step() it has been learned, and before it step() is what is left to do."""
+    return ["skip", "break"] if stage in ("before step", "after step") else ["skip", "break", "again"]
+
+
+CASES = [(stage, answer, 2) for stage in STAGES for answer in answers(stage)]
+CASES += [(stage, answer, 0) for stage in ("forward", "backward") for answer in ("skip", "again")]  # the very first
+
+
+@pytest.mark.parametrize(("stage", "answer", "when"), CASES)
+@pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("source", "centering"), [("exact", "mean"), ("exact", "pair"), ("func", "pair"), ("microbatch", "mean")]
+)
+def test_a_fault_at_every_stage(
+    source: str, centering: str, error: type[BaseException], stage: str, answer: str, when: int
+) -> None:
+    run = Run(source, centering)
+    for epoch in range(EPOCHS):
+        for number, batch in enumerate(run.epoch()):
+            if (epoch, number) != (1 if when else 0, when):
+                run.learn(batch)
+                continue
+            with pytest.raises(error):
+                faulty_batch(run, batch, stage, error)
+            if stage == "after step":
+                run.update()
+            elif answer == "skip":
+                run.skip(batch)
+            elif answer == "again":
+                run.optimizer.zero_grad()
+                run.learn(batch)
+            if answer == "break":
+                run.optimizer.zero_grad()
+                break
+    run.check()
+
+
+def test_gradients_of_batches_before_one_that_is_passed_over_count() -> None:
+    """Accumulation: two backwards, a batch passed over after its forward, another backward, one step."""
+    run = Run()
+    for batch in run.epoch():
+        whole = len(batch) == BATCH
+        for part, backward in ([batch[:1], True], [batch[1:2], not whole], [batch[2:], True]):
+            if not part:
+                continue
+            rows, loss = run.rows(part), run.loss(part)
+            if backward:
+                loss.backward()
+                run.shadow.observe(rows)
+            else:
+                run.order.skip(len(part))
+                run.shadow.skip(len(part))
+        run.order.step()
+        run.update()
+    run.check()
+
+
+def test_a_backward_that_is_done_again_on_its_own_graph_counts_once() -> None:
+    run = Run()
+    for number, batch in enumerate(run.epoch()):
+        rows, loss = run.rows(batch), run.loss(batch)
+        if number == 1:
+            with raising(run, "backward", Fault), pytest.raises(Fault):
+                loss.backward(retain_graph=True)
+            run.optimizer.zero_grad()
+            with pytest.raises(StepError, match="no new gradients"):
+                run.order.step()
+        loss.backward()
+        run.order.step()
+        run.shadow.observe(rows)
+        run.update()
+    run.check()
+
+
+class Worker(Dataset[tuple[Tensor, Tensor, int]]):
+    """Fails for one example, in a worker process."""
+
+    def __init__(self, data: Regression, bad: int, error: type[BaseException]) -> None:
+        self.data, self.bad, self.error = data, bad, error
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        if index == self.bad:
+            raise self.error("fault")
+        return *self.data[index], index
+
+
+def test_a_worker_that_fails_costs_its_batch() -> None:
+    """The loader goes on after an error that is caught; the batch is passed over with skip()."""
+    run = Run()
+    bad = int(run.order.history(0)[BATCH * 2 + 1])
+    loader = DataLoader(Worker(run.data, bad, Fault), batch_size=BATCH, sampler=run.order.sampler, num_workers=2)
+    for _ in range(2):
+        drawn, positions = iter(loader), batches(run.shadow, BATCH)
+        while True:
+            try:
+                _, _, indices = next(drawn)
+            except StopIteration:
+                break
+            except Fault:
+                run.skip(next(positions))
+                continue
+            batch = next(positions)
+            assert indices.tolist() == batch
+            run.learn(batch)
+    run.check()

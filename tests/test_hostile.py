@@ -1,0 +1,247 @@
+"""Files that somebody made to do harm: refused with our errors, without being believed, unpacked or run."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_data_fetch import packed, tar
+from test_data_hypothesis import damaged
+
+from ordain import GraB
+from ordain.errors import FetchError, InputError, OrdainError
+from ordain.study import strict_json
+from ordain.study.data.archives import extract
+from ordain.study.files import read_vectors
+from ordain.study.vectors import STUDIES, run_study
+
+# --- archives -------------------------------------------------------------------------------------
+
+
+def announced(name: str, kind: bytes, size: int, content: bytes = b"") -> bytes:
+    """A compressed tar whose one header announces ``size`` bytes."""
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
+    return gzip.compress(member.tobuf() + content + bytes(1024), mtime=0)
+
+
+def changed(raw: bytes, mark: bytes, at: int, new: bytes) -> bytes:
+    place = raw.index(mark) + at
+    return raw[:place] + new + raw[place + len(new) :]
+
+
+ZIP = packed(("in/a", b"A" * 50))
+ARCHIVES: list[tuple[str, bytes, str]] = [
+    ("tar.gz", announced("././@PaxHeader", tarfile.XHDTYPE, 10**9), "read at once"),
+    ("tar.gz", announced("././@LongLink", tarfile.GNUTYPE_LONGNAME, 10**9), "read at once"),
+    ("tar.gz", announced("in/b", tarfile.REGTYPE, 8**11 - 1), "not wanted"),
+    ("tar.gz", announced("in/a", tarfile.REGTYPE, 8**11 - 1), "damaged archive"),
+    *(
+        ("tar.gz", announced("in/a", kind, 0), "a link")
+        for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
+    ),
+    ("zip", packed(("in/a", b"A"), ("./in/a", b"B")), "there twice"),
+    ("zip", packed(("in/a/", b"")), "a folder"),
+    ("zip", packed(("in\\..\\..\\evil", b"E"), ("in/a", b"A")), "leads out"),
+    ("zip", packed(("C:/evil", b"E"), ("in/a", b"A")), "leads out"),
+    ("zip", changed(ZIP, b"PK\x01\x02", 24, (10).to_bytes(4, "little")), "damaged archive"),  # a size that is a lie
+    ("zip", changed(changed(ZIP, b"PK\x01\x02", 10, b"\x63"), b"PK\x03\x04", 8, b"\x63"), "cannot be read"),
+    ("zip", changed(changed(ZIP, b"PK\x01\x02", 8, b"\x01"), b"PK\x03\x04", 6, b"\x01"), "cannot be read"),
+    ("zip", changed(ZIP, b"PK\x05\x06", 16, b"\xfe\xff\xff\xff"), "damaged archive"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "raw", "words"), ARCHIVES, ids=count())
+def test_archives(suffix: str, raw: bytes, words: str, tmp_path: Path) -> None:
+    archive, out = tmp_path / f"a.{suffix}", tmp_path / "out"
+    archive.write_bytes(raw)
+    out.mkdir()
+    tracemalloc.start()
+    with pytest.raises(FetchError, match=words) as caught:
+        extract(archive, {"in/a": (out / "a", 100)})
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20_000_000
+    assert str(caught.value).isprintable()
+    assert {path.name for path in out.iterdir()} <= {"a"}
+    assert {path.name for path in tmp_path.iterdir()} == {archive.name, "out"}
+
+
+WHOLE = {
+    "tar.gz": tar(("in/readme", b"hello"), ("in/a", b"A" * 40)),
+    "tar": gzip.decompress(tar(("in/readme", b"hello"), ("in/a", b"A" * 40))),
+    "zip": packed(("in/readme", b"hello"), ("in/a", b"A" * 40)),
+}
+
+
+@pytest.mark.parametrize("suffix", WHOLE)
+@given(draws=st.data())
+def test_damaged_archives(suffix: str, draws: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("fuzz", numbered=True)
+    archive, out = folder / f"a.{suffix}", folder / "out"
+    archive.write_bytes(draws.draw(damaged(WHOLE[suffix])))
+    out.mkdir()
+    message = ""
+    try:
+        extract(archive, {"in/a": (out / "a", 100)})
+    except FetchError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert {path.name for path in folder.iterdir()} == {archive.name, "out"}
+    assert {path.name for path in out.iterdir()} <= {"a"}
+
+
+# --- vectors --------------------------------------------------------------------------------------
+
+
+def npy(header: str, data: bytes = bytes(64)) -> bytes:
+    raw = header.encode("latin1")
+    raw += b" " * (-(11 + len(raw)) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(raw).to_bytes(2, "little") + raw + data
+
+
+HEADERS = [
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999, 99999999)}",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 2)}",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 2), 'more': 1}",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (1e9,)}",
+    "{'descr': '<U999999999', 'fortran_order': False, 'shape': (1,)}",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "1," * 70 + ")}",
+    "{'descr': " + "(" * 3000 + ")" * 3000 + "}",
+    "__import__('os').system('true')",
+]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=count())
+def test_headers_of_arrays(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "z.npy"
+    path.write_bytes(npy(header))
+    with pytest.raises(InputError, match="no whole"):
+        read_vectors(path)
+
+
+@given(draws=st.data())
+def test_damaged_arrays(draws: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(12.0).reshape(4, 3))
+    path = tmp_path_factory.getbasetemp() / "damaged.npy"
+    path.write_bytes(draws.draw(damaged(file.getvalue())))
+    try:
+        read_vectors(path)
+    except InputError:
+        return
+
+
+# --- folders of studies ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    run_study("statement1", folder, quick=True, seeds=1, report=lambda done, total: None)
+    return folder
+
+
+def show(folder: Path) -> None:
+    study = STUDIES["statement1"]
+    study.table(folder)
+    study.sentences(folder)
+
+
+HEADS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "deep": lambda head: "[" * 100_000,
+    "no JSON": lambda head: '{"format": ',
+    "no config": lambda head: {key: value for key, value in head.items() if key != "config"},
+    "list": lambda head: head | {"config": []},
+    "more": lambda head: head | {"config": head["config"] | {"evil": 1}},
+    "text": lambda head: head | {"config": head["config"] | {"seeds": "1"}},
+    "true": lambda head: head | {"config": head["config"] | {"seeds": True}},
+    "negative": lambda head: head | {"config": head["config"] | {"seeds": -1}},
+    "endless": lambda head: head | {"config": head["config"] | {"seeds": 10**15}},
+    "sizes": lambda head: head | {"config": head["config"] | {"sizes": "16"}},
+    "empty": lambda head: head | {"config": head["config"] | {"sizes": []}},
+    "many": lambda head: head | {"config": head["config"] | {"sizes": list(range(100_000))}},
+}
+
+
+@pytest.mark.parametrize("change", HEADS)
+def test_heads_of_studies(change: str, study_folder: Path, tmp_path: Path) -> None:
+    head = HEADS[change](json.loads((study_folder / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(head if isinstance(head, str) else json.dumps(head))
+    (tmp_path / "records.jsonl").write_bytes((study_folder / "records.jsonl").read_bytes())
+    for use in (show, lambda folder: run_study("statement1", folder, quick=True, report=lambda done, total: None)):
+        with pytest.raises(InputError, match=r"config\.json"):
+            use(tmp_path)
+    assert (tmp_path / "config.json").read_text() == (head if isinstance(head, str) else json.dumps(head))
+
+
+VALUES = ["1e999", "-1e999", "9" * 5000, "NaN", "-Infinity", '"<script>"', "null", "[[1]]", "{}", "[" * 100_000, ""]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:8])
+def test_values_of_records(value: str, study_folder: Path, tmp_path: Path) -> None:
+    lines = (study_folder / "records.jsonl").read_text()
+    greedy = json.dumps(json.loads(lines.splitlines()[0])["greedy"])
+    (tmp_path / "config.json").write_bytes((study_folder / "config.json").read_bytes())
+    (tmp_path / "records.jsonl").write_text(lines.replace(f'"greedy": {greedy}', f'"greedy": {value}'))
+    with pytest.raises(InputError, match=r"records\.jsonl.*run the study again") as caught:
+        show(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@given(draws=st.data())
+def test_damaged_records(draws: st.DataObject, study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    for name in ("config.json", "records.jsonl"):
+        raw = (study_folder / name).read_bytes()
+        (folder / name).write_bytes(draws.draw(damaged(raw) | st.just(raw)))
+    try:
+        show(folder)
+    except InputError as error:
+        assert str(error).isprintable()  # noqa: PT017
+
+
+def test_strict_json() -> None:
+    assert strict_json.loads('{"a": [1, -2.5, "x", null, true]}') == {"a": [1, -2.5, "x", None, True]}
+    assert strict_json.alike({"a": [1, 2], "b": 1}, {"a": [5], "b": 1.5})
+    assert not strict_json.alike({"a": [1, "2"], "b": 1.0}, {"a": [5], "b": 1.5})
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil"),))
+
+
+def test_states_are_loaded_without_running_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = GraB(None, 4)
+    torch.save(order.state_dict() | {"log": Evil()}, "state.pt")
+    with pytest.raises(Exception, match=r"weights_only|Unsupported"):
+        torch.load("state.pt", weights_only=True)
+    assert not Path("evil").exists()
+    torch.save(order.state_dict(), "state.pt")
+    order.load_state_dict(torch.load("state.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("state", [None, [], "state", {}, {"version": {"version": 1}}, {"order": "<b>GraB</b>"}])
+def test_states_that_are_none(state: Any) -> None:
+    order = GraB(None, 4)
+    with pytest.raises(OrdainError):
+        order.load_state_dict(state)
+    assert sorted(order.sampler) == [0, 1, 2, 3]
