@@ -62,8 +62,26 @@ def test_what_is_not_finite_touches_nothing(paired):
     assert not state.any()
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30, 0.0])
-def test_a_gradient_changed_behind_the_back_is_not_believed(value):
+def set_one(value):
+    return lambda model: model[2].weight.grad.data[1, 5].fill_(value)
+
+
+def on_all(change):
+    return lambda model: [change(p.grad.data) for p in model.parameters()]
+
+
+CHANGES = {
+    "infinite": set_one(float("inf")),
+    "nan": set_one(float("nan")),
+    "huge": set_one(1e30),
+    "zero": set_one(0.0),
+    "negated": on_all(lambda grad: grad.neg_()),
+    "flipped": on_all(lambda grad: grad.copy_(grad.flip(0))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_gradient_changed_behind_the_back_is_not_believed(change):
     """Through ``.data`` no version is counted: the sums must be what they are without the change."""
 
     def run(change):
@@ -74,13 +92,12 @@ def test_a_gradient_changed_behind_the_back_is_not_believed(value):
             for at in torch.tensor(list(order.sampler)).split(8):
                 x = torch.sin(at[:, None] * torch.arange(1.0, 7.0)).double()
                 nn.functional.cross_entropy(model(x), at % 3).backward()
-                if change:
-                    model[2].weight.grad.data[1, 5] = value
+                change(model)
                 order.step()
                 model.zero_grad()
         next(iter(order.sampler))
         return order
 
-    touched, plain = run(True), run(False)
+    touched, plain = run(CHANGES[change]), run(lambda model: None)
     torch.testing.assert_close(touched.state_dict()["vectors"]["table"], plain.state_dict()["vectors"]["table"])
     assert touched.history(2).tolist() == plain.history(2).tolist()

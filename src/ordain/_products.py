@@ -126,25 +126,28 @@ def gram_total(gram: NDArray[Any]) -> tuple[float, float]:
 @compile_loop
 def add_within(
     grad: NDArray[Any], one: float, into: NDArray[Any], other: float, also: NDArray[Any], limit: float
-) -> tuple[float, int]:
+) -> tuple[float, float, int]:
     """Into += one grad and also += other grad, in one pass over memory.
 
-    Returns |grad|^2 and how far it came: it stops, with an infinite square, before that is beyond ``limit``.
+    Returns |grad|^2, <grad, into> as it was, and how far it came: it stops, with an infinite square, before that is
+    beyond ``limit``.
     """
-    square = 0.0
+    square = inner = 0.0
     first, second = grad.dtype.type(one), grad.dtype.type(other)
     for lo in range(0, len(grad), 1024):
         g, x, y = grad[lo : lo + 1024], into[lo : lo + 1024], also[lo : lo + 1024]
-        part = grad.dtype.type(0)
+        part = along = grad.dtype.type(0)
         for t in range(len(g)):
             part += g[t] * g[t]
+            along += g[t] * x[t]
         if not square + part <= limit:  # so that it can be taken back: nothing infinite, nothing huge
-            return math.inf, lo
+            return math.inf, inner, lo
         square += part
+        inner += along
         for t in range(len(g)):
             x[t] += first * g[t]
             y[t] += second * g[t]
-    return square, len(grad)
+    return square, inner, len(grad)
 
 
 @compile_loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.gradients.forms import Form, Outer
+from ordain.gradients.memory import in_pieces
 from ordain.gradients.small import differences, mirrored
 
 _NEAR = 2e-5  # of the sizes of what is added up: what rounding may do in float32
@@ -42,7 +44,7 @@ class Factored:
     ) -> None:
         self._forms = sorted(forms, key=lambda one: one[1].sparse)
         self._grads = grads
-        self._dense_gram: Tensor | None = None  # of the parameters that are not sparse, once it is known
+        self._known: tuple[Tensor, Tensor] | None = None  # products of the parameters that are not sparse
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
@@ -61,10 +63,10 @@ class Factored:
         before = None
         for offset, form in self._forms:  # the sparse ones come last
             if form.sparse and before is None:
-                before = gram.clone()
+                before = self._scaled(gram.clone(), dots.clone())
             form.add_products(self._view(vectors, offset, form), gram, dots)
         gram, dots = self._scaled(gram, dots)
-        self._dense_gram = gram if before is None else before.mul_(self.scale**2)
+        self._known = before or (gram, dots)
         return gram, dots
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,16 +102,14 @@ class Factored:
         The backward has left sum_i g_i: then only the rarer sign's examples need be added up, twice over.
         """
         most = 1.0 if signs.sum() >= 0 else -1.0
-        whole = self._grads is not None and self._add_grads(self._grads, most, signed, total)
         each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0) * self.scale
         ones = torch.full_like(each, self.scale)
         rows = torch.from_numpy(np.flatnonzero(signs != most)).to(self.device)
-        twice = torch.full((1, len(rows)), -2.0 * most * self.scale, dtype=self.dtype, device=self.device)
+        whole = self._grads is not None and self._add_grads(self._grads, most, signed, total)
         for offset, form in self._forms:
             into = self._view(signed.unsqueeze(0), offset, form)
             if whole and not form.sparse:
-                if len(rows):
-                    form.select(rows).add_weighted(twice, into)
+                in_pieces(len(rows), partial(_add_twice, form, rows, -2.0 * most * self.scale, into))
             else:
                 form.add_weighted(each, into)
                 form.add_weighted(ones, self._view(total.unsqueeze(0), offset, form))
@@ -117,30 +117,42 @@ class Factored:
     def _add_grads(self, grads: Sequence[tuple[int, Tensor]], most: float, signed: Tensor, total: Tensor) -> bool:
         """Signed += most * sum and total += sum, from what the backward left, if that is still what it was.
 
-        A change through ``.data`` leaves no trace but this: the sum's square is no longer what the Gram matrix says.
-        It is computed while adding, which reads memory once, and what was added is taken back if it is wrong.
+        A change through ``.data``, or by a hook of the user's, leaves no other trace than this: the sum's square and
+        its product with P are no longer what the products of the examples say. Both are computed while adding, which
+        reads memory once, and what was added is taken back if it is wrong. Where P is 0 there is nothing to tell by.
         """
-        if self._dense_gram is None:
+        if self._known is None:
             return False
         from ordain import _products
 
-        wanted, size = (x / self.scale**2 for x in _products.gram_total(self._dense_gram.cpu().numpy()))
+        gram, dots = (part.cpu().numpy() for part in self._known)
+        square, square_size = (x / self.scale**2 for x in _products.gram_total(gram))
+        product, product_size = float(dots[0].sum()) / self.scale, float(np.abs(dots[0]).sum()) / self.scale
+        if not product_size:
+            return False
         parts = [(grad.view(-1), slice(offset, offset + grad.numel())) for offset, grad in grads]
+
+        def right(found: float, along: float) -> bool:
+            return abs(found - square) <= _NEAR * square_size and abs(along - product) <= _NEAR * product_size
+
         if signed.device.type != "cpu":
-            whole = abs(sum(float(torch.dot(flat, flat)) for flat, _ in parts) - wanted) <= _NEAR * size
+            whole = right(
+                sum(float(torch.dot(flat, flat)) for flat, _ in parts),
+                sum(float(torch.dot(flat, signed[part])) for flat, part in parts),
+            )
             for flat, part in parts if whole else ():
                 signed[part].add_(flat, alpha=most * self.scale)
                 total[part].add_(flat, alpha=self.scale)
             return whole
         one, other = signed.numpy(), total.numpy()
-        found, added = 0.0, []
+        found, along, added = 0.0, 0.0, []
         for flat, part in parts:
             grad = flat.numpy()
-            limit = wanted + _NEAR * size - found
-            square, upto = _products.add_within(grad, most * self.scale, one[part], self.scale, other[part], limit)
+            limit = square + _NEAR * square_size - found
+            more, inner, upto = _products.add_within(grad, most * self.scale, one[part], self.scale, other[part], limit)
             added.append((grad[:upto], part))
-            found += square
-        if abs(found - wanted) <= _NEAR * size:
+            found, along = found + more, along + inner
+        if right(found, along):
             return True
         for grad, part in added:
             _products.add_within(grad, -most * self.scale, one[part], -self.scale, other[part], math.inf)
@@ -171,3 +183,7 @@ class Factored:
         form = self._forms[0][1]
         factors = form.small_factors(self.dtype)
         return None if factors is None or form.numel != self.dim else (*factors, form.biased, self.scale)
+
+
+def _add_twice(form: Form, rows: Tensor, weight: float, out: Tensor, lo: int, hi: int) -> None:
+    form.select(rows[lo:hi]).add_weighted(torch.full((1, hi - lo), weight, dtype=out.dtype, device=out.device), out)
