@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ordain import GraB, RandomReshuffling, reference
-from ordain.errors import InputError, OrdainError, StateError, StepError, UnsupportedModuleError
+from ordain.errors import GradientError, InputError, OrdainError, StateError, StepError, UnsupportedModuleError
 from ordain.gradients import ExactSource, MicrobatchSource, per_example_loop
 
 
@@ -292,3 +292,22 @@ def test_a_state_with_a_piece_missing_changes_nothing() -> None:
         with pytest.raises(StateError, match=f"without {key}"):
             order.load_state_dict({k: v for k, v in state.items() if k != key})
     assert str(order.state_dict()) == str(state)
+
+
+def test_a_batch_that_is_overwritten_before_the_step_is_refused() -> None:
+    """The engine keeps what layers saw by reference: a buffer that is filled again would give other gradients."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    order = GraB(model, 16)
+    draws = iter(order.sampler)
+    buffer = torch.empty(8, 4)
+    for overwritten in (False, True):
+        for _ in range(8):
+            next(draws)
+        buffer.copy_(torch.randn(8, 4))
+        model(buffer).sum().backward()
+        if overwritten:
+            buffer.normal_()
+            with pytest.raises(GradientError, match="changed in place after the backward"):
+                order.step()
+        else:
+            order.step()

@@ -267,6 +267,7 @@ class ExactSource:
         if call not in uses:
             use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
             uses[call] = use
+            use.note_versions()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
     def _finish(self, brought: dict[int, _Pass]) -> None:
@@ -331,6 +332,8 @@ class ExactSource:
     def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
         forms: dict[Tensor, list[Form]] = {}
         for module, uses in record.reached.items():
+            for use in uses.values():
+                use.check_versions()
             rule = self._rules[module]
             made = rule(module, [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values()))
             for name, form in made.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ordain.errors import UnsupportedModuleError
+from ordain.errors import GradientError, UnsupportedModuleError
 from ordain.gradients.forms import Form
 
 
@@ -28,6 +28,7 @@ class Use:
         axes: ``id`` is not enough to tell which dimension counts examples, so it was found out:
             ("in", leaf number) or ("out", leaf number) to that dimension; None where there is none.
         extra: what a rule's own ``watch`` put aside during the forward.
+        versions: of the inputs when the backward came by, to tell if they were changed in place since.
     """
 
     path: str
@@ -37,6 +38,24 @@ class Use:
     grads: dict[int, Tensor] = field(default_factory=dict)
     axes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     extra: Any = None
+    versions: tuple[int, ...] = ()
+
+    def note_versions(self) -> None:
+        """The inputs are now as autograd has just used them."""
+        self.versions = self._versions()
+
+    def check_versions(self) -> None:
+        """Refuse inputs that are no longer what they were then."""
+        if self.versions != self._versions():
+            raise GradientError(
+                f"an input of {self.path or 'the model'!r} that was changed in place after the backward",
+                expected="the batch as the model saw it until order.step() has looked at it",
+                remedy="Call order.step() before the batch's buffer is filled again.",
+            )
+
+    def _versions(self) -> tuple[int, ...]:
+        leaves = self.args if not self.kwargs else tree_leaves((self.args, self.kwargs))
+        return tuple(leaf._version for leaf in leaves if isinstance(leaf, Tensor))
 
     def argument(self, place: int, name: str) -> Any:
         """The input that the forward calls ``name``, its ``place``-th; None if it was not given."""
