@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -23,7 +24,8 @@ def read_vectors(path: Path) -> NDArray[Any]:
     if not named:  # np.load() would try archives and pickles next
         raise _not_an_array(path)
     try:
-        with np.errstate(over="raise"):  # of a shape whose product is beyond any number
+        with warnings.catch_warnings(), np.errstate(over="raise"):  # of a shape whose product is beyond any number
+            warnings.simplefilter("ignore", UserWarning)  # on headers as Python 2 wrote them
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, TypeError, ArithmeticError, TokenError) as error:
         raise _not_an_array(path) from error
