@@ -148,7 +148,9 @@ def test_markdown_tables_are_whole(made: Path) -> None:
 def test_markdown_escapes() -> None:
     assert markdown.escape("a\n# b") == r"a \# b"
     assert markdown.escape("- x") == r"\- x"
-    assert markdown.escape("1. x") == r"\1. x"
+    assert markdown.escape("1. x") == r"1\. x"
+    assert markdown.escape("10 x. y-z") == "10 x. y-z"
+    assert markdown.table(("a",), [("613.6 MiB",), ("-",)]) == "| a |\n| --- |\n| 613.6 MiB |\n| - |\n"
     assert markdown.table(("a", "b"), [("x|y", "-0.1 ± 2")]) == "| a | b |\n| --- | ---: |\n| x\\|y | -0.1 ± 2 |\n"
 
 
