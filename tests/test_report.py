@@ -198,6 +198,12 @@ class Stub:
 
     title = "Vectors <i>"
 
+    def sizes(self, quick: bool, **config: object) -> int:
+        return 3
+
+    def points(self, config: int) -> range:
+        return range(config)
+
     def figures(self, folder: Path) -> dict[str, Figure]:
         figure = Figure(figsize=(8, 2))
         figure.subplots().plot([1, 2])
@@ -213,9 +219,13 @@ class Stub:
 def test_studies_of_vectors_show_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "STUDIES", {"stub": Stub()})
     write_config(tmp_path, kind="stub")
+    (tmp_path / "records.jsonl").write_text("{}\n{}\n")
     write_report(tmp_path)
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Herding &lt;b&gt;halves&lt;/b&gt; it." in page
+    assert "Unfinished: 2 of 3 points" in page
+    (tmp_path / "records.jsonl").write_text("{}\n{}\n{}\n")
+    assert not write_report(tmp_path).warnings
     assert "Vectors &lt;i&gt;" in page
     assert "&lt;b&gt;3.5" in page
     assert '<figure id="curve" class="wide"' in page

@@ -26,7 +26,7 @@ def _inert(text: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A pipe table; all cells are escaped and no list can begin in one. The first column stands left, the others right."""
+    """A pipe table; all cells are escaped, and no list begins in one. The first column is left, others right."""
     lines = ["| " + " | ".join(_inert(heading) for heading in headings) + " |"]
     lines.append("| --- |" + " ---: |" * (len(headings) - 1))
     lines += ["| " + " | ".join(_inert(cell) for cell in row) + " |" for row in rows]
