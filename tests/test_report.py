@@ -148,7 +148,9 @@ def test_markdown_tables_are_whole(made: Path) -> None:
 def test_markdown_escapes() -> None:
     assert markdown.escape("a\n# b") == r"a \# b"
     assert markdown.escape("- x") == r"\- x"
-    assert markdown.escape("1. x") == r"\1. x"
+    assert markdown.escape("1. x") == r"1\. x"
+    assert markdown.escape("10 x. y-z") == "10 x. y-z"
+    assert markdown.table(("a",), [("613.6 MiB",), ("-",)]) == "| a |\n| --- |\n| 613.6 MiB |\n| - |\n"
     assert markdown.table(("a", "b"), [("x|y", "-0.1 ± 2")]) == "| a | b |\n| --- | ---: |\n| x\\|y | -0.1 ± 2 |\n"
 
 
@@ -196,6 +198,12 @@ class Stub:
 
     title = "Vectors <i>"
 
+    def sizes(self, quick: bool, **config: object) -> int:
+        return 3
+
+    def points(self, config: int) -> range:
+        return range(config)
+
     def figures(self, folder: Path) -> dict[str, Figure]:
         figure = Figure(figsize=(8, 2))
         figure.subplots().plot([1, 2])
@@ -211,9 +219,13 @@ class Stub:
 def test_studies_of_vectors_show_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "STUDIES", {"stub": Stub()})
     write_config(tmp_path, kind="stub")
+    (tmp_path / "records.jsonl").write_text("{}\n{}\n")
     write_report(tmp_path)
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Herding &lt;b&gt;halves&lt;/b&gt; it." in page
+    assert "Unfinished: 2 of 3 points" in page
+    (tmp_path / "records.jsonl").write_text("{}\n{}\n{}\n")
+    assert not write_report(tmp_path).warnings
     assert "Vectors &lt;i&gt;" in page
     assert "&lt;b&gt;3.5" in page
     assert '<figure id="curve" class="wide"' in page

@@ -124,6 +124,40 @@ def test_without_rr_there_is_nothing_to_compare(tmp_path: Path) -> None:
     assert sentences(view, TRAIN)[0].verdict == "out"
 
 
+def test_units_are_compared_with_rr_in_the_same_units(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    for units, shift in ((1, 0.0), (8, 0.3)):
+        jobs(tmp_path, f"rr@{units}", [loss + shift for loss in RR])
+        jobs(tmp_path, f"grab@{units}", [loss + shift - 0.1 - 0.001 * seed for seed, loss in enumerate(RR)])
+    (view,) = views(read_run(tmp_path))
+    assert {row.name: row.verdict for row in rows(view)} == {
+        "rr@1": "the baseline",
+        "rr@8": "the baseline",
+        "grab@1": "helps",
+        "grab@8": "helps",
+    }
+    assert {name: found.difference for name, found in view.comparisons(TRAIN).items()} == {
+        name: pytest.approx(-0.102) for name in ("grab@1", "grab@8")
+    }
+    assert [("0.5120" in said.rest, "0.8120" in said.rest) for said in sentences(view, TRAIN)] == [
+        (True, False),
+        (False, True),
+    ]
+    jobs(tmp_path, "rr@8", [loss + 0.2 for loss in RR], lr=0.3)
+    own, same = views(read_run(tmp_path))
+    assert (own.entries["rr@8"].rate, own.entries["grab@8"].rate) == (0.3, 0.1)
+    assert [same.entries[name].rate for name in ("rr@1", "grab@1", "rr@8", "grab@8")] == [0.1, 0.1, 0.3, 0.3]
+    assert same.title == "all at RR's best rate in units of the same size"
+    jobs(tmp_path, "grab", RR)  # and no plain rr
+    own, same = views(read_run(tmp_path))
+    assert (own.entries["grab"].rate, same.entries["grab"].reason) == (0.1, "RR, to take the rate from, has none")
+
+
+def test_units_without_their_rr_are_compared_with_rr(folder: Path) -> None:
+    jobs(folder, "grab@8", [loss - 0.1 for loss in RR])
+    assert views(read_run(folder))[0].comparisons(TRAIN)["grab@8"].difference == pytest.approx(-0.1)
+
+
 def test_verdicts_and_sentences(folder: Path) -> None:
     jobs(folder, "grab", [0.40, 0.42, 0.405, 0.41, 0.42])
     jobs(folder, "so", [0.60, 0.61, 0.605, 0.61, 0.62])

@@ -73,6 +73,21 @@ def test_going_on_gives_the_same_file(name: str, folders: dict[str, Path], tmp_p
     assert records.read_bytes() == (folders[name] / "records.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_part_of_a_study_claims_nothing_it_has_not_measured(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    study, lines = STUDIES[name], (folders[name] / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "config.json").write_bytes((folders[name] / "config.json").read_bytes())
+    for count in range(1, len(lines)):
+        (tmp_path / "records.jsonl").write_text("".join(lines[:count]))
+        told = [*study.sentences(tmp_path), *(cell for row in study.table(tmp_path)[1] for cell in row)]
+        assert not [text for text in told if "nan" in text or "None" in text or "every attempt" in text]
+        if count == 1:
+            assert study.sentences(tmp_path)[0].startswith(("No ", "Too "))
+    study.figures(tmp_path)
+
+
 def test_more_seeds_are_added_and_nothing_is_measured_twice(tmp_path: Path) -> None:
     run_study("statement1", tmp_path, quick=True, seeds=1, report=quiet)
     first = read(tmp_path)

@@ -38,7 +38,7 @@ def _rates_of(name: str, rates: list[float], run: Run, found: Sequence[View]) ->
     """Under the paper's protocol all but RR run at RR's best rate alone, which is known once RR is done."""
     if run.config.get("protocol") != "paper" or name == BASELINE:
         return rates
-    baseline = found[0].baseline
+    baseline = found[0].baseline(BASELINE)
     return [baseline.rate] if baseline and baseline.rate is not None else []
 
 

@@ -15,7 +15,7 @@ from ordain.study.report.curves import FONTS, WIDTH
 from ordain.study.report.rows import Row
 from ordain.study.report.statistics import verdict
 from ordain.study.report.text import bytes_text, plain, seconds_text
-from ordain.study.report.views import BASELINE, Metric, View
+from ordain.study.report.views import Metric, View, is_baseline
 from ordain.study.runs.records import PARTS
 from ordain.study.style import COLOURS, LEGEND, Style, finish
 
@@ -27,16 +27,15 @@ _FAINT = "#666666"
 
 def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) -> Figure | None:
     """Final value minus RR's of the same seed: each seed, the mean, and its 99 % confidence interval."""
-    baseline, comparisons = view.baseline, view.comparisons(metric)
-    compared = {name: found for name, found in comparisons.items() if found.difference is not None}
-    if baseline is None or not compared:
+    compared = {name: found for name, found in view.comparisons(metric).items() if found.difference is not None}
+    if not compared:
         return None
-    theirs = baseline.final(metric)
     with rc_context(FONTS):
         figure, axes = _one_line_each([view.entries[name].arm.label for name in compared])
         axes.axvline(0, color="black", linewidth=1.6)
         for place, (name, found) in enumerate(compared.items()):
-            ours, look = view.entries[name].final(metric), looks[name]
+            ours, baseline, look = view.entries[name].final(metric), view.baseline(name), looks[name]
+            theirs = baseline.final(metric) if baseline else {}
             each = [metric.scale * ((ours[seed] or 0.0) - (theirs[seed] or 0.0)) for seed in found.seeds]
             axes.plot(each, [place] * len(each), look.marker, color=look.color, alpha=0.45, markersize=5)
             if found.interval:
@@ -97,7 +96,7 @@ def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | 
 
 def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
     """Epochs and seconds until RR's lowest train loss of the same seed."""
-    if not any(row.name == BASELINE and row.epochs_to_goal is not None for row in table):
+    if not any(is_baseline(row.name) and row.epochs_to_goal is not None for row in table):
         return None
     texts = {"Epochs to RR's best": lambda value: f"{value:g}", "Time to RR's best": seconds_text}
     columns: dict[str, Callable[[Row], float | None]] = {

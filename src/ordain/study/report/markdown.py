@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 __all__ = ["bullets", "escape", "table"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")  # wherever they stand
-_FIRST = re.compile(r"^([-+]|\d+(?=[.)]))")  # where a list could begin
+_FIRST = re.compile(r"^(\d*)([-+.)])")  # where a list could begin: a backslash before a digit would be seen
 
 
 def escape(text: str) -> str:
@@ -18,21 +18,19 @@ def escape(text: str) -> str:
     >>> print(escape("a|b <i>"))
     a\|b &lt;i&gt;
     """
-    inert = _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
-    return _FIRST.sub(r"\\\1", inert)
+    return _FIRST.sub(r"\1\\\2", _inert(text))
+
+
+def _inert(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A pipe table; all cells are escaped. The first column is text and stands left, the others right."""
-    lines = ["| " + " | ".join(escape(heading) for heading in headings) + " |"]
+    """A pipe table; all cells are escaped, and no list begins in one. The first column is left, others right."""
+    lines = ["| " + " | ".join(_inert(heading) for heading in headings) + " |"]
     lines.append("| --- |" + " ---: |" * (len(headings) - 1))
-    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(_inert(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    is_number = re.fullmatch(r"[\d.,±%e -]+", text)
-    return text if is_number else escape(text)
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ordain.study.report.statistics import Comparison, mean, sd, verdict
 from ordain.study.report.text import NOTHING, bytes_text, number, p_text, places, seconds_text, spread
-from ordain.study.report.views import ACCURACY, BASELINE, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View
+from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View, is_baseline
 from ordain.study.runs.records import Job
 
 __all__ = ["HEADINGS", "Row", "cells", "rows", "to_goal"]
@@ -73,7 +73,7 @@ class Row:
 def rows(view: View) -> list[Row]:
     """One for each arm, those without a finished job included."""
     comparisons = view.comparisons(TRAIN)
-    return [_row(entry, view.baseline, comparisons.get(name)) for name, entry in view.entries.items()]
+    return [_row(entry, view.baseline(name), comparisons.get(name)) for name, entry in view.entries.items()]
 
 
 def to_goal(job: Job, goal: float) -> tuple[float, float]:
@@ -136,7 +136,7 @@ def _summary(entry: Entry, metric: Metric) -> tuple[float | None, float | None]:
 def _verdict(entry: Entry, comparison: Comparison | None) -> str:
     if not entry.jobs:
         return entry.reason
-    if entry.arm.name == BASELINE:
+    if is_baseline(entry.arm.name):
         said = "the baseline"
     elif comparison is None:
         said = "no RR to compare with"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ordain.study.report.statistics import CANNOT_TELL, FEW_SEEDS, HELPS, WORSE, Comparison, mean, verdict
 from ordain.study.report.text import number, p_text, places
-from ordain.study.report.views import BASELINE, TRAIN, Entry, Metric, View
+from ordain.study.report.views import TRAIN, Entry, Metric, View, is_baseline
 
 __all__ = ["Sentence", "headline", "sentences"]
 
@@ -38,9 +38,9 @@ def sentences(view: View, metric: Metric) -> list[Sentence]:
     """One for each arm but RR: those that help first, then those that are worse."""
     comparisons = view.comparisons(metric)
     found = [
-        _sentence(entry, view.baseline, metric, comparisons.get(name))
+        _sentence(entry, view.baseline(name), metric, comparisons.get(name))
         for name, entry in view.entries.items()
-        if name != BASELINE
+        if not is_baseline(name)
     ]
     return sorted(found, key=lambda sentence: _RANKS.index(sentence.verdict))
 

@@ -9,7 +9,7 @@ from ordain.study.report.content import Content, Section, Table, Telling, count_
 from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, cells, rows
 from ordain.study.report.sentences import headline, sentences
-from ordain.study.report.views import BASELINE, Problem, View, metrics, problems, views
+from ordain.study.report.views import Problem, View, is_baseline, metrics, problems, views
 from ordain.study.runs.header import TRAINING
 from ordain.study.runs.records import Run
 
@@ -18,7 +18,8 @@ __all__ = ["training_content"]
 _NOTES = (
     "RR is random reshuffling. An order helps, or is worse, if a paired t test over seeds of its final value against "
     "RR's has p < 0.01 and there are at least five seeds; everything else is “cannot tell”. That p is not corrected "
-    "for the number of orders; Holm's p beside it is, over the orders of one view and one quantity.",
+    "for the number of orders; Holm's p beside it is, over the orders of one view and one quantity. An order in units "
+    "of several examples is compared with RR in the same units where that was run.",
     "An order's own best rate has the lowest mean validation loss after the last epoch; of two alike the larger is "
     "taken, and a rate at which a seed diverged is out. At RR's best rate all orders run as in the paper.",
     "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
@@ -81,7 +82,7 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
     jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
     if jobs:
         said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} in no comparison: see “Not compared” below.")
-    if BASELINE not in run.arms:
+    if not any(is_baseline(name) for name in run.arms):
         said.append("Random reshuffling (rr) was not run: there is nothing to compare with.")
     if any(len({tuple(entry.jobs) for entry in view.shown.values()}) > 1 for view in found):
         said.append("Orders have run with different seeds: each is compared with RR over the seeds both have.")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ordain.errors import InputError
 from ordain.study.report.content import Content, Section, Table, Telling, made_with
 from ordain.study.report.figures import draw
 from ordain.study.report.sentences import Sentence
 from ordain.study.runs.header import Header
+
+if TYPE_CHECKING:
+    from ordain.study.vectors.study import Study
 
 __all__ = ["vector_content"]
 
@@ -31,7 +35,7 @@ def vector_content(folder: Path, header: Header) -> Content:
     return Content(
         title=study.title,
         facts="",
-        warnings=[],
+        warnings=_unfinished(study, folder, header),
         tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
         sections=[Section("Figures", "", figures)] if figures else [],
         tables=[Table("Numbers", headings, rows)] if rows else [],
@@ -39,3 +43,10 @@ def vector_content(folder: Path, header: Header) -> Content:
         notes=(),
         made_with=made_with(header),
     )
+
+
+def _unfinished(study: Study[Any], folder: Path, header: Header) -> list[str]:
+    """A warning if the folder has fewer points than its configuration asks for."""
+    asked = sum(1 for _ in study.points(study.sizes(False, **header.config)))
+    measured = (folder / "records.jsonl").read_bytes().count(b"\n")
+    return [f"Unfinished: {measured:,} of {asked:,} points have been measured."] if measured < asked else []

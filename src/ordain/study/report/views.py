@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ordain.study.report.statistics import Comparison, compare, corrected, mean
 from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
 
-__all__ = ["BASELINE", "Entry", "Metric", "Problem", "View", "best_rate", "gathered", "metrics", "problems", "views"]
+__all__ = ["BASELINE", "Entry", "Metric", "Problem", "View", "baseline_of", "best_rate", "gathered", "is_baseline"]
+__all__ += ["metrics", "problems", "views"]
 
 BASELINE = "rr"
+
+
+def is_baseline(name: str) -> bool:
+    """Is it random reshuffling, in units of whatever size?
+
+    >>> is_baseline("rr"), is_baseline("rr@8"), is_baseline("grab@8")
+    (True, True, False)
+    """
+    return name.partition("@")[0] == BASELINE
+
+
+def baseline_of(name: str, arms: Container[str]) -> str | None:
+    """What an arm is compared with: RR in units of the same size if that is one of ``arms``, otherwise ``rr``.
+
+    >>> baseline_of("grab@8", ["rr", "rr@8"]), baseline_of("grab@8", ["rr"]), baseline_of("grab", ["rr@8"])
+    ('rr@8', 'rr', None)
+    """
+    _, at, units = name.partition("@")
+    return next((found for found in (f"{BASELINE}{at}{units}", BASELINE) if found in arms), None)
 
 
 @dataclass(frozen=True)
@@ -57,11 +77,10 @@ class View:
     title: str
     entries: Mapping[str, Entry]
 
-    @property
-    def baseline(self) -> Entry | None:
-        """Random reshuffling, if it has a finished job."""
-        found = self.entries.get(BASELINE)
-        return found if found and found.jobs else None
+    def baseline(self, name: str) -> Entry | None:
+        """The random reshuffling that an arm is compared with, if it has a finished job."""
+        found = baseline_of(name, self.entries)
+        return self.entries[found] if found and self.entries[found].jobs else None
 
     @property
     def shown(self) -> dict[str, Entry]:
@@ -69,12 +88,13 @@ class View:
         return {name: entry for name, entry in self.entries.items() if entry.jobs}
 
     def comparisons(self, metric: Metric) -> dict[str, Comparison]:
-        """Each other arm against the baseline, with Holm's p over the arms of this view."""
-        if self.baseline is None:
-            return {}
-        theirs = self.baseline.final(metric)
-        others = {name: entry for name, entry in self.shown.items() if name != BASELINE}
-        return corrected({name: compare(entry.final(metric), theirs) for name, entry in others.items()})
+        """Each other arm against its baseline, with Holm's p over the arms of this view."""
+        found = {
+            name: compare(entry.final(metric), baseline.final(metric))
+            for name, entry in self.shown.items()
+            if not is_baseline(name) and (baseline := self.baseline(name))
+        }
+        return corrected(found)
 
 
 @dataclass(frozen=True)
@@ -124,13 +144,19 @@ def views(run: Run) -> list[View]:
     length = _length(run)
     rates = {name: best_rate(arm, length=length) for name, arm in run.arms.items()}
     own = View("own", "each at its own best rate", _entries(run, rates, length))
-    shared = rates.get(BASELINE)
-    if shared is None:
+    baselines = {name: baseline_of(name, run.arms) for name in run.arms}
+    shared = {name: rates[baseline] if baseline else None for name, baseline in baselines.items()}
+    several = sorted({rate for rate in shared.values() if rate is not None})
+    if not several:
         return [own]
-    alone = all(set(arm.rates) <= {shared} for arm in run.arms.values())
-    title = f"all at one rate, {shared:g}" if alone else f"all at RR's best rate, {shared:g}"
-    same = View("rr", title, _entries(run, dict.fromkeys(rates, shared), length))
-    if all(rate in (None, shared) for rate in rates.values()):
+    alone = all(set(arm.rates) <= set(several[:1]) for arm in run.arms.values())
+    title = "all at one rate" if alone else "all at RR's best rate"
+    title += f", {several[0]:g}" if len(several) == 1 else " in units of the same size"
+    lost = {name for name, rate in rates.items() if rate is not None and shared[name] is None}
+    entries = _entries(run, shared, length)
+    entries |= {name: Entry(run.arms[name], None, {}, "RR, to take the rate from, has none") for name in lost}
+    same = View("rr", title, entries)
+    if all(rate in (None, shared[name]) for name, rate in rates.items()):
         return [same]
     return [own, same]
 

@@ -177,7 +177,8 @@ def _say(config: Balancing, records: list[Record]) -> list[str]:
             continue
         for balancer, label in list(_labels(config).items())[1:]:
             if (balancer, "l2") not in means:
-                said.append(f"d = {d:,}: {label} left its bound in every attempt.")
+                if any((record["d"], record["balancer"]) == (d, balancer) for record in records):
+                    said.append(f"d = {d:,}: {label} left its bound in every attempt.")
                 continue
             ratio = {norm: means[balancer, norm] / means["deterministic", norm] for norm in _NORMS}
             said.append(
@@ -185,7 +186,7 @@ def _say(config: Balancing, records: list[Record]) -> list[str]:
                 f"{ratio['l2'][-1]:.2f} times after {config.rounds} (l2; l-inf: {ratio['linf'][1]:.2f} and "
                 f"{ratio['linf'][-1]:.2f})."
             )
-    return said
+    return said or ["Too little has been measured to set one way of balancing beside another."]
 
 
 STUDY: Study[Balancing] = Study(

@@ -186,7 +186,7 @@ def _cell(fitted: Slope | None, metric: str, order: str, axis: str) -> str:
 
 def say(config: Any, records: list[Record]) -> list[str]:
     """What the exponents and the theorem's step size say."""
-    said = ["In brackets: the exponents of the paper (upper bounds, up to logarithms)."]
+    said = []
     last = config.epochs[-1]
     for name in config.problems:
         found = {}
@@ -198,6 +198,9 @@ def say(config: Any, records: list[Record]) -> list[str]:
         metric = "gradient" if name == _NOISY else "gap"
         said.append(_exponents_said(config, records, name, metric, found, last))
         said.append(_theorem_said(config, name, metric, found["grab"], last))
+    if not said:
+        return ["No problem has been measured with every seed for both GraB and RR yet."]
+    said.insert(0, "In brackets: the exponents of the paper (upper bounds, up to logarithms).")
     edges = sorted({name for name in config.problems if _at_edge(records, config, name)})
     if edges:
         said.append(f"At some points the best step size is the first or last of the grid ({', '.join(edges)}).")
@@ -209,12 +212,16 @@ def _exponents_said(
 ) -> str:
     words = []
     for order, label in (("grab", "GraB"), ("rr", "RR")):
-        fits = [_curve(records, config, name, order, metric, axis).slope for axis in "Kn"]
-        words.append(f"K^({fits[0]}) n^({fits[1]}) for {label} ({', '.join(_PAPER[metric][order])})")
+        fits = {axis: _curve(records, config, name, order, metric, axis).slope for axis in "Kn"}
+        fitted = {axis: fit for axis, fit in fits.items() if fit}  # none where only one point has all seeds
+        paper = ", ".join(_PAPER[metric][order]["Kn".index(axis)] for axis in fitted)
+        if fitted:
+            words.append(f"{' '.join(f'{axis}^({fit})' for axis, fit in fitted.items())} for {label} ({paper})")
+    falls = f"{_WORDS[metric]} falls like {' and '.join(words)}; " if words else ""
     error = {order: _tuned(of, config, metric, last)[0].mean() for order, of in found.items()}
     return (
-        f"{name}: tuned, {_WORDS[metric]} falls like {' and '.join(words)}; after {last} epochs of {config.n} examples "
-        f"GraB's is {error['grab'] / error['rr']:.3g} times RR's."
+        f"{name}: tuned, {falls}after {last} epochs of {config.n} examples GraB's {_WORDS[metric]} "
+        f"is {error['grab'] / error['rr']:.3g} times RR's."
     )
 
 

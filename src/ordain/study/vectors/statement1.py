@@ -97,7 +97,8 @@ def _draw(config: Statement1, records: list[Record]) -> dict[str, Figure]:
     axes.set_xticks(list(config.sizes))
     axes.set_xlabel("n: half are (1, 1), half (4, -2)")
     axes.set_ylabel("longest centred prefix sum, l2 (log scale)")
-    axes.set_title(f"Statement 1: mean of {config.seeds} seeds (band: all of them)")
+    seeds = "one seed" if config.seeds == 1 else f"mean of {config.seeds} seeds (band: all of them)"
+    axes.set_title(f"Statement 1: {seeds}")
     finish(axes)
     figure.legend(loc="outside lower center", ncols=2, **LEGEND)
     return {"statement1": figure}
@@ -118,10 +119,12 @@ def _tabulate(config: Statement1, records: list[Record]) -> Table:
 def _say(config: Statement1, records: list[Record]) -> list[str]:
     fits = {order: _fit(config, records, order) for order in _LABELS}
     if any(fit is None for fit in fits.values()):
-        return ["Too few sizes have been measured to fit an exponent."]
+        return ["Too few sizes have been measured with every seed to fit an exponent."]
+    at, _ = _grid(config, records, "random")
     return [
-        f"The longest prefix sum grows like n^({fits['greedy']}) for the greedy algorithm of the proof, "
-        f"n^({fits['random']}) for random orders and n^({fits['herding-10']}) for ten rounds of herding.",
+        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']}) for the greedy "
+        f"algorithm of the proof, n^({fits['random']}) for random orders and n^({fits['herding-10']}) "
+        "for ten rounds of herding.",
         "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy alternates "
         f"between them, and its exponent is {fits['greedy-centred']}: as an example against Algorithm 1 as printed, "
         "these vectors do not serve.",

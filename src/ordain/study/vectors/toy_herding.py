@@ -82,25 +82,44 @@ def _draw(config: ToyHerding, records: list[Record]) -> dict[str, Figure]:
     axes.set_yscale("log")
     axes.set_xlabel("vectors in the prefix")
     axes.set_ylabel("l2 norm of the centred prefix sum (log scale)")
-    seeds = len({record["seed"] for record in records})
-    axes.set_title(f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: mean of {seeds} seeds (band: all)")
+    axes.set_title(f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: {_seeds_said(records)}")
     finish(axes)
     figure.legend(loc="outside right upper", **LEGEND)
     return {"prefix-norms": figure}
 
 
+def _seeds_said(records: list[Record]) -> str:
+    """Of a study that is not finished an order may have a seed more than another."""
+    counts = sorted({len(_largest(records, order, "l2")) for order in _LABELS} - {0})
+    if counts == [1]:
+        return "one seed"
+    return f"mean of {' or '.join(str(count) for count in counts)} seeds (band: all)"
+
+
+def _with(records: list[Record], *orders: str) -> list[Record]:
+    """The records of the seeds that have all of ``orders``."""
+    had: dict[int, set[str]] = {}
+    for record in records:
+        had.setdefault(record["seed"], set()).add(record["order"])
+    return [record for record in records if had[record["seed"]] >= set(orders)]
+
+
 def _tabulate(config: ToyHerding, records: list[Record]) -> Table:
-    base = {norm: np.mean(_largest(records, "random", norm)) for norm in ("l2", "linf")}
     rows: list[tuple[str, ...]] = []
     for order, label in _LABELS.items():
-        if found := {norm: _largest(records, order, norm) for norm in base if _largest(records, order, norm)}:
-            cells = [spread(*mean_and_error(found[norm])) for norm in base]
-            rows.append((label, cells[0], f"{base['l2'] / np.mean(found['l2']):.1f}x", cells[1]))
+        if of := [record for record in records if record["order"] == order]:
+            l2, linf = (spread(*mean_and_error(_largest(of, order, norm))) for norm in ("l2", "linf"))
+            both = _with(records, "random", order)
+            means = [np.mean(_largest(both, name, "l2")) for name in ("random", order)] if both else []
+            rows.append((label, l2, f"{means[0] / means[1]:.1f}x" if means else "-", linf))
     return ("order", "largest prefix sum, l2", "smaller than random", "largest, l-inf"), rows
 
 
 def _say(config: ToyHerding, records: list[Record]) -> list[str]:
-    mean = {order: float(np.mean(_largest(records, order, "l2") or [np.nan])) for order in _LABELS}
+    whole = _with(records, *_LABELS)
+    if not whole:
+        return ["No seed has been measured in all four orders yet."]
+    mean = {order: float(np.mean(_largest(whole, order, "l2"))) for order in _LABELS}
     compared = "better" if mean["greedy"] < mean["herding-10"] else "worse"
     return [
         f"Of {config.n:,} vectors from [0,1]^{config.d}, the longest prefix sum (l2) of a random order is "
