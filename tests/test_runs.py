@@ -375,6 +375,11 @@ def test_the_command_refuses_plainly(tmp_path: Path) -> None:
         (("digits", "--lr", "fast"), "--lr fast"),
         (("digits", "--orders", "best"), "'best'"),
         (("fixed-orders", "--task", "none"), "'none'"),
+        (("digits", "--greedy-hours", "inf"), "--greedy-hours inf"),
+        (("digits", "--greedy-hours", "nan"), "--greedy-hours nan"),
+        (("digits", "--memory-limit", "nan"), "--memory-limit nan"),
+        (("digits", "--memory-limit", "inf"), "--memory-limit inf"),
+        (("digits", "--memory-limit", "-3"), "--memory-limit -3"),
     ):
         result = call("run", *words, "--jobs", 0, "--out", tmp_path / "run")
         assert result.exit_code == 2

@@ -61,7 +61,7 @@ def read_config(out: Path) -> dict[str, Any] | None:
 
 def write_config(out: Path, content: dict[str, Any]) -> None:
     """Whole or not at all."""
-    write_bytes(out / _NAME, json.dumps(content, indent=1).encode() + b"\n")
+    write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:

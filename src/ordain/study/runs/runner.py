@@ -131,6 +131,9 @@ def check(config: RunConfig) -> None:
         raise InputError(
             "a number of epochs, examples, seeds or threads below 1", expected="1 or more", remedy="Leave it out."
         )
+    for option, limit in (("--greedy-hours", config.greedy_hours), ("--memory-limit", config.memory_limit)):
+        if not (math.isfinite(limit) and limit > 0):
+            raise InputError(f"{option} {limit}", expected="a finite number above 0", remedy="Leave it out.")
     if config.protocol == "paper" and BASELINE not in config.arms:
         raise InputError(
             "the paper's protocol without rr",
