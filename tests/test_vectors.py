@@ -100,6 +100,16 @@ def test_other_folders_are_refused(folders: dict[str, Path], tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("line", ["{", "[]", "NaN"])
+def test_a_damaged_record_is_named(line: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("config.json", "records.jsonl"):
+        (tmp_path / name).write_bytes((folders["statement1"] / name).read_bytes())
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError, match=rf"records.jsonl: line {len(read(folders['statement1'])) + 1} is no record"):
+        run_study("statement1", tmp_path, quick=True, report=quiet)
+
+
 def test_naming_the_studies_imports_nothing_slow() -> None:
     code = (
         "import sys, torch, numpy; had = set(sys.modules); import ordain.study.vectors; "

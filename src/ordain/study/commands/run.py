@@ -142,7 +142,7 @@ def _bytes(gibibytes: float) -> int:
         raise InputError(
             f"--memory-limit {gibibytes}", expected="a finite number of GiB above 0", remedy="Leave it out for 2."
         )
-    return math.ceil(gibibytes * 2**30)
+    return max(1, round(gibibytes * 2**30))
 
 
 def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:

@@ -13,6 +13,8 @@ from ordain.study.files import write_bytes
 from ordain.study.runs import probe
 from ordain.study.runs.arms import STORING, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
+from ordain.study.runs.fields import Fields, read_object
+from ordain.study.runs.header import TRAINING, read_header
 from ordain.study.tasks import Problem
 
 __all__ = ["FORMAT", "check_same", "describe", "only_one", "read_config", "write_config"]
@@ -47,15 +49,15 @@ def read_config(out: Path) -> dict[str, Any] | None:
     path = out / _NAME
     if not path.exists():
         return None
-    try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        readable = saved["format"] == FORMAT and saved["kind"] == "training"
-    except (ValueError, KeyError, TypeError):
-        readable = False
-    if not readable:
+    saved = read_object(path.read_bytes(), str(path))
+    if saved.get("format") != FORMAT or saved.get("kind") != TRAINING:
         raise InputError(
             f"{path}, which is not of a training run", expected=f"format {FORMAT}", remedy="Use another folder: --out."
         )
+    problem = Fields(read_header(out).problem, f"{path}, problem")
+    for name in _COUNTS:
+        problem.integer(name)
+    problem.texts("notes")
     return saved
 
 

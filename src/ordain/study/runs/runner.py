@@ -84,7 +84,11 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
-        whole = merged(RunConfig.from_json(saved["config"]), config) if saved else config
+        whole = (
+            merged(RunConfig.from_json(saved["config"], where=f"the configuration in {out / 'config.json'}"), config)
+            if saved
+            else config
+        )
         before = sum(end_of(job.record(out)) is not None for job in _known(config, out))
         states: dict[Job, str] = {}
         failed: dict[Job, str] = {}

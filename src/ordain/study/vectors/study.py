@@ -175,12 +175,19 @@ def _read(folder: Path) -> list[Record]:
         return []
     try:
         lines = strict_json.read_text(path).split("\n")[:-1]  # what follows the last line end is unfinished
-        records = [strict_json.loads(line) for line in lines]
     except ValueError as error:
         raise _damaged(path, f"lines that are no records ({str(error)[:80]!a})") from error
-    if not all(isinstance(record, dict) for record in records):
-        raise _damaged(path, "lines that are no records")
-    return records
+    return [_record(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _record(line: str, path: Path, number: int) -> Record:
+    try:
+        record = strict_json.loads(line)
+    except ValueError as error:
+        raise _damaged(path, f"line {number} is no record ({str(error)[:80]!a})") from error
+    if not isinstance(record, dict):
+        raise _damaged(path, f"line {number} is no record")
+    return record
 
 
 def _damaged(path: Path, what: str) -> InputError:
