@@ -22,6 +22,7 @@ from ordain.study import vectors
 from ordain.study.runs import arms, meters, probe, runner, training
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.greedy import greedy_seconds
+from ordain.study.runs.header import read_header
 from ordain.study.runs.job import Job, stages
 from ordain.study.runs.rates import best_rate
 from ordain.study.runs.runner import run
@@ -289,6 +290,21 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     assert "The data's checksums were not compared." in notes
 
 
+def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(DIGITS, arms=("rr",), epochs=1)
+    run(config, tmp_path, command="first", verify=False)
+    first = json.loads((tmp_path / "config.json").read_text())
+    monkeypatch.setattr(runner, "provenance", lambda command: {"command": command, "revision": "another"})
+    run(config, tmp_path, command="nothing to do")
+    run(replace(config, arms=("so",)), tmp_path, command="second")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["commands"] == [*first["commands"], {"command": "second", "revision": "another"}]
+    assert [one["command"] for one in first["commands"]] == ["first"]
+    assert (saved["command"], saved["revision"]) == ("first", first["revision"])
+    assert "The data's checksums were not compared." in saved["problem"]["notes"]  # of the first command
+    assert read_header(tmp_path).command == "first"
+
+
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights than the seed's first arm had; an order with a first epoch of its own."""
     model = nn.Linear(2, 2)
@@ -301,7 +317,7 @@ def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:
-    from ordain.study.runs.folder import only_one
+    from ordain.study.lock import only_one
 
     with only_one(tmp_path), pytest.raises(StateError, match="another command"):
         run(DIGITS, tmp_path)

@@ -1,10 +1,8 @@
-"""A run's folder: its config.json, and the lock that keeps two commands out of one folder."""
+"""A run's folder: its config.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +15,11 @@ from ordain.study.runs.fields import Fields, read_object
 from ordain.study.runs.header import TRAINING, read_header
 from ordain.study.tasks import Problem
 
-__all__ = ["FORMAT", "check_same", "describe", "only_one", "read_config", "write_config"]
+__all__ = ["FORMAT", "check_same", "describe", "read_config", "write_config"]
 
 FORMAT = 1
 _NAME = "config.json"
 _COUNTS = ("train", "valid", "test", "parameters")
-
-
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system takes back from a process that is killed."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StateError(
-                f"{out}, into which another command is running",
-                expected="one command to a folder",
-                remedy="Wait for it, or run into another folder with --out.",
-            ) from None
-        yield
 
 
 def read_config(out: Path) -> dict[str, Any] | None:
@@ -58,6 +36,8 @@ def read_config(out: Path) -> dict[str, Any] | None:
     for name in _COUNTS:
         problem.integer(name)
     problem.texts("notes")
+    if not isinstance(saved.get("commands", []), list):
+        raise InputError(f"commands in {path}", expected="a list", remedy="Mend the file, or use another: --out.")
     return saved
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.data import data_dir
-from ordain.study.machine import machine, revision, versions
+from ordain.study.lock import only_one
+from ordain.study.machine import provenance
 from ordain.study.runs.arms import BASELINE, RETRAIN, SOURCE, parse
 from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.folder import FORMAT, check_same, describe, only_one, read_config, write_config
+from ordain.study.runs.folder import FORMAT, check_same, describe, read_config, write_config
+from ordain.study.runs.header import TRAINING
 from ordain.study.runs.job import Job, stages
 from ordain.study.runs.pool import Message, do_here, do_in_processes
 from ordain.study.runs.rates import baseline_rate
@@ -99,8 +99,12 @@ def run(
         described = describe(problem, whole, verify=verify)
         if saved:
             check_same(saved["problem"], described)
-        header = saved or _header(config, command)
-        write_config(out, header | {"config": whole.to_json(), "problem": described})
+            described["notes"] = list(dict.fromkeys([*saved["problem"]["notes"], *described["notes"]]))
+        made = provenance(command)
+        # The fields of the first command stay; every command, with what it ran on, is listed after them.
+        header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
+        commands = [*header.get("commands", []), made]
+        write_config(out, header | {"config": whole.to_json(), "problem": described, "commands": commands})
 
         def hear(message: Message) -> None:
             if message.kind == "finished":
@@ -164,16 +168,3 @@ def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
         if todo:
             return todo
     return []
-
-
-def _header(config: RunConfig, command: str) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "kind": "training",
-        "task": config.task,
-        "command": command,
-        "versions": versions(),
-        "machine": machine(),
-        "revision": revision(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
