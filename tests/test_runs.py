@@ -29,7 +29,7 @@ from ordain.study.runs.runner import run
 from ordain.study.tasks import TASKS
 
 EVERY = (*ORDERS, "retrain")
-SMALL = ("--jobs", 0, "--seeds", 1, "--epochs", 2, "--limit", 60, "--lr", 0.1)
+SMALL = ("--jobs", 0, "--seeds", 1, "--epochs", 2, "--limit", 70, "--lr", 0.1)
 
 
 def problem(limit: int = 70) -> Any:
@@ -246,12 +246,16 @@ def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
         ({"arms": ("retrain",)}, "retrain without grab"),
         ({"task": "none"}, "the task 'none'"),
         ({"limit": 10**6}, "--limit"),
+        ({"rates": (1e300,)}, r"rates 1e\+300"),
+        ({"arms": ("grab@" + "9" * 24,)}, "9 digits"),
+        ({"arms": ("grab@5000",), "limit": None}, "units of 5,000 on 1,294 examples"),
+        ({"arms": ("grab",), "group": 70}, "grab in units of 70 on 70 examples"),
     ],
 )
 def test_what_cannot_be_run(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=word):
         run(replace(DIGITS, **changes), tmp_path / "run")
-    assert not (tmp_path / "run" / "config.json").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_orders_rates_and_seeds_are_added(tmp_path: Path) -> None:
@@ -330,6 +334,21 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
         run(DIGITS, tmp_path)
 
 
+def test_missing_data_leave_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        run(replace(DIGITS, task="mnist"), tmp_path / "run", data=tmp_path / "none")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_loss_does_not_end_a_job(tmp_path: Path) -> None:
+    data = problem()
+    data = replace(data, test_x=torch.full_like(data.test_x, torch.inf))
+    assert training.train(data, DIGITS, Job("rr", 0.1, 0), tmp_path, tell=lambda *_: None) == "done"
+    assert [line["test_loss"] for line in record(tmp_path, "rr")[1:-1]] == [None] * 4
+    data = replace(data, valid_x=torch.full_like(data.valid_x, torch.inf))
+    assert training.train(data, DIGITS, Job("so", 0.1, 0), tmp_path, tell=lambda *_: None) == "diverged"
+
+
 def test_jobs_by_stage() -> None:
     config = replace(DIGITS, arms=("retrain", "grab", "rr"), rates=(0.1, 0.01), seeds=(0, 1))
     first, last = stages(config, None)
@@ -354,9 +373,9 @@ def test_ablations(name: str, expected: set[str], tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "config.json").read_text())
     assert (saved["kind"], saved["task"], saved["config"]["study"]) == ("training", "digits", name)
     if name == "memory":
-        assert saved["problem"]["stored_bytes"]["greedy"] == 60 * 650 * 4
-        assert record(tmp_path, "greedy")[-2]["order_bytes"] == 60 * 650 * 4
-        assert record(tmp_path, "greedy@8")[-2]["order_bytes"] == 8 * 650 * 4
+        assert saved["problem"]["stored_bytes"]["greedy"] == 70 * 650 * 4
+        assert record(tmp_path, "greedy")[-2]["order_bytes"] == 70 * 650 * 4
+        assert record(tmp_path, "greedy@8")[-2]["order_bytes"] == 9 * 650 * 4
 
 
 def test_a_failing_job_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

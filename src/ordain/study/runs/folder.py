@@ -9,7 +9,7 @@ from typing import Any
 from ordain.errors import InputError, StateError
 from ordain.study.files import write_bytes
 from ordain.study.runs import probe
-from ordain.study.runs.arms import STORING, parse, stored_bytes
+from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.fields import Fields, read_object
 from ordain.study.runs.header import TRAINING, read_header
@@ -47,11 +47,13 @@ def write_config(out: Path, content: dict[str, Any]) -> None:
 
 
 def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:
-    """The problem in numbers and notes; refuses what ``--herding`` could not hold."""
+    """The problem in numbers and notes; refuses one unit of all examples, and what ``--herding`` could not hold."""
     n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
+    arms = [parse(name, group=config.group) for name in config.arms]
+    for arm in arms:
+        check_units(arm, n)
     if config.herding:
         probe.check_size(n, d)
-    arms = [parse(name, group=config.group) for name in config.arms]
     return {
         "train": n,
         "valid": len(problem.valid_x),

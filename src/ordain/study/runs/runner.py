@@ -25,6 +25,8 @@ from ordain.study.tasks import TASKS
 
 __all__ = ["Outcome", "Progress", "Report", "check", "run"]
 
+_LARGEST = 1e38  # of a rate: float32 holds little more
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -81,6 +83,11 @@ def run(
     check(config)
     if tensorboard:
         check_installed()
+    setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
+    problem = None
+    if not (out / "config.json").exists():
+        problem = load_problem(setting)
+        describe(problem, config, verify=verify)  # what it refuses leaves no folder behind
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
@@ -94,8 +101,7 @@ def run(
         failed: dict[Job, str] = {}
         if saved and not _next(config, out, failed):
             return Outcome(states, before, failed)
-        setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
-        problem = load_problem(setting)
+        problem = problem or load_problem(setting)
         described = describe(problem, whole, verify=verify)
         if saved:
             check_same(saved["problem"], described)
@@ -133,8 +139,12 @@ def check(config: RunConfig) -> None:
         if not given or len(set(given)) < len(given):
             came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
             raise InputError(came, expected=f"different {name}, at least one", remedy="Name each once.")
-    if any(not (math.isfinite(lr) and lr > 0) for lr in config.rates):
-        raise InputError(f"rates {config.rates}", expected="rates above 0", remedy="Write --lr 0.1,0.01, say.")
+    if any(not 0 < lr <= _LARGEST for lr in config.rates):
+        raise InputError(
+            f"rates {', '.join(map(str, config.rates))}",
+            expected=f"rates above 0, up to {_LARGEST:g}",
+            remedy="Write --lr 0.1,0.01, say.",
+        )
     if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
         raise InputError(
             "a number of epochs, examples, seeds or threads below 1", expected="1 or more", remedy="Leave it out."

@@ -200,7 +200,7 @@ class _Training:
         return "done"
 
     def _write(self, seconds: Seconds, writer: RecordWriter, tell: Tell, board: Board | None) -> bool:
-        """Measure, write a line, and say whether every loss is finite."""
+        """Measure, write a line, and say whether the losses of training and validation are finite."""
         start = perf_counter()
         problem, model = self.problem, self.model
         train = evaluate(problem, model, problem.train_x, problem.train_y)
@@ -208,7 +208,7 @@ class _Training:
         test = None
         if problem.test_x is not None and problem.test_y is not None:
             test = evaluate(problem, model, problem.test_x, problem.test_y)
-        finite = all(math.isfinite(score.loss) for score in (train, valid, test) if score)
+        finite = all(math.isfinite(score.loss) for score in (train, valid))  # a test set decides nothing
         herding, stale_fresh = self._probe() if finite else (None, None)
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid.loss)
