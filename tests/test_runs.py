@@ -22,13 +22,14 @@ from ordain.study import vectors
 from ordain.study.runs import arms, meters, probe, runner, training
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.greedy import greedy_seconds
+from ordain.study.runs.header import read_header
 from ordain.study.runs.job import Job, stages
 from ordain.study.runs.rates import best_rate
 from ordain.study.runs.runner import run
 from ordain.study.tasks import TASKS
 
 EVERY = (*ORDERS, "retrain")
-SMALL = ("--jobs", 0, "--seeds", 1, "--epochs", 2, "--limit", 60, "--lr", 0.1)
+SMALL = ("--jobs", 0, "--seeds", 1, "--epochs", 2, "--limit", 70, "--lr", 0.1)
 
 
 def problem(limit: int = 70) -> Any:
@@ -245,12 +246,16 @@ def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
         ({"arms": ("retrain",)}, "retrain without grab"),
         ({"task": "none"}, "the task 'none'"),
         ({"limit": 10**6}, "--limit"),
+        ({"rates": (1e300,)}, r"rates 1e\+300"),
+        ({"arms": ("grab@" + "9" * 24,)}, "9 digits"),
+        ({"arms": ("grab@5000",), "limit": None}, "units of 5,000 on 1,294 examples"),
+        ({"arms": ("grab",), "group": 70}, "grab in units of 70 on 70 examples"),
     ],
 )
 def test_what_cannot_be_run(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=word):
         run(replace(DIGITS, **changes), tmp_path / "run")
-    assert not (tmp_path / "run" / "config.json").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_orders_rates_and_seeds_are_added(tmp_path: Path) -> None:
@@ -289,6 +294,21 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     assert "The data's checksums were not compared." in notes
 
 
+def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(DIGITS, arms=("rr",), epochs=1)
+    run(config, tmp_path, command="first", verify=False)
+    first = json.loads((tmp_path / "config.json").read_text())
+    monkeypatch.setattr(runner, "provenance", lambda command: {"command": command, "revision": "another"})
+    run(config, tmp_path, command="nothing to do")
+    run(replace(config, arms=("so",)), tmp_path, command="second")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["commands"] == [*first["commands"], {"command": "second", "revision": "another"}]
+    assert [one["command"] for one in first["commands"]] == ["first"]
+    assert (saved["command"], saved["revision"]) == ("first", first["revision"])
+    assert "The data's checksums were not compared." in saved["problem"]["notes"]  # of the first command
+    assert read_header(tmp_path).command == "first"
+
+
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights than the seed's first arm had; an order with a first epoch of its own."""
     model = nn.Linear(2, 2)
@@ -301,7 +321,7 @@ def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:
-    from ordain.study.runs.folder import only_one
+    from ordain.study.lock import only_one
 
     with only_one(tmp_path), pytest.raises(StateError, match="another command"):
         run(DIGITS, tmp_path)
@@ -312,6 +332,21 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": 1, "kind": "toy-herding"}')
     with pytest.raises(InputError, match="not of a training run"):
         run(DIGITS, tmp_path)
+
+
+def test_missing_data_leave_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        run(replace(DIGITS, task="mnist"), tmp_path / "run", data=tmp_path / "none")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_loss_does_not_end_a_job(tmp_path: Path) -> None:
+    data = problem()
+    data = replace(data, test_x=torch.full_like(data.test_x, torch.inf))
+    assert training.train(data, DIGITS, Job("rr", 0.1, 0), tmp_path, tell=lambda *_: None) == "done"
+    assert [line["test_loss"] for line in record(tmp_path, "rr")[1:-1]] == [None] * 4
+    data = replace(data, valid_x=torch.full_like(data.valid_x, torch.inf))
+    assert training.train(data, DIGITS, Job("so", 0.1, 0), tmp_path, tell=lambda *_: None) == "diverged"
 
 
 def test_jobs_by_stage() -> None:
@@ -338,9 +373,9 @@ def test_ablations(name: str, expected: set[str], tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "config.json").read_text())
     assert (saved["kind"], saved["task"], saved["config"]["study"]) == ("training", "digits", name)
     if name == "memory":
-        assert saved["problem"]["stored_bytes"]["greedy"] == 60 * 650 * 4
-        assert record(tmp_path, "greedy")[-2]["order_bytes"] == 60 * 650 * 4
-        assert record(tmp_path, "greedy@8")[-2]["order_bytes"] == 8 * 650 * 4
+        assert saved["problem"]["stored_bytes"]["greedy"] == 70 * 650 * 4
+        assert record(tmp_path, "greedy")[-2]["order_bytes"] == 70 * 650 * 4
+        assert record(tmp_path, "greedy@8")[-2]["order_bytes"] == 9 * 650 * 4
 
 
 def test_a_failing_job_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +410,11 @@ def test_the_command_refuses_plainly(tmp_path: Path) -> None:
         (("digits", "--lr", "fast"), "--lr fast"),
         (("digits", "--orders", "best"), "'best'"),
         (("fixed-orders", "--task", "none"), "'none'"),
+        (("digits", "--greedy-hours", "inf"), "--greedy-hours inf"),
+        (("digits", "--greedy-hours", "nan"), "--greedy-hours nan"),
+        (("digits", "--memory-limit", "nan"), "--memory-limit nan"),
+        (("digits", "--memory-limit", "inf"), "--memory-limit inf"),
+        (("digits", "--memory-limit", "-3"), "--memory-limit -3"),
     ):
         result = call("run", *words, "--jobs", 0, "--out", tmp_path / "run")
         assert result.exit_code == 2

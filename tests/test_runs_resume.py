@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from recorded import DIGITS, call, repeatable
 
+from ordain.errors import InputError
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.runner import Progress, run
@@ -204,3 +206,56 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The same command goes on" in result.stderr
     monkeypatch.undo()
     assert call(*words, "--out", tmp_path).exit_code == 0
+
+
+def test_a_damaged_checkpoint_begins_its_job_anew(tmp_path: Path, whole: dict[str, Any]) -> None:
+    config, job = replace(CONFIG, arms=("grab",)), Job("grab", 0.1, 0)
+    assert is_killed(config, tmp_path, job, ("checkpoint", 2))
+    path, record = job.checkpoint(tmp_path), job.record(tmp_path)
+    written, good = record.read_bytes(), torch.load(path, weights_only=True)
+    path.write_bytes(b"garbage")
+    for damaged in (None, {}, good | {"lines": 9}, good | {"model": {}}, good | {"order": {"n": 1}}):
+        record.write_bytes(written)
+        if damaged is not None:
+            torch.save(damaged, path)
+        heard: list[str] = []
+        outcome = run(config, tmp_path, report=lambda progress, heard=heard: heard.append(progress.message.kind))  # type: ignore[misc]
+        assert (outcome.failed, heard[:2]) == ({}, ["begun", "restarted"])
+        assert repeatable(tmp_path).items() <= whole.items()
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff\xfe", b"[]", b'{"kind": "more"}', b'{"kind": "end"}'])
+def test_a_damaged_record_is_named(line: bytes, tmp_path: Path) -> None:
+    path = Job("rr", 0.1, 0).record(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b'{"kind": "start"}\n' + line + b'\n{"kind": "epoch"}\n')
+    with pytest.raises(InputError, match=r"seed-0.jsonl, line 2, .*Delete that file"):
+        run(replace(CONFIG, arms=("rr",)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"config": None}, "config = None"),
+        ({"config": DIGITS.to_json() | {"epochs": "3"}}, "epochs = '3'"),
+        ({"config": DIGITS.to_json() | {"rates": [None]}}, "rates = "),
+        ({"problem": {"train": 70}}, "'valid'"),
+        ({"versions": 3}, "versions = 3"),
+    ],
+)
+def test_a_damaged_config_is_named(change: dict[str, Any], word: str, tmp_path: Path) -> None:
+    problem = {"train": 70, "valid": 144, "test": 359, "parameters": 650, "notes": []}
+    head = {"format": 1, "kind": "training", "task": "digits", "command": "", "versions": {}, "machine": {}}
+    head |= {"revision": None, "started": "", "problem": problem, "config": DIGITS.to_json()}
+    (tmp_path / "config.json").write_text(json.dumps(head | change))
+    with pytest.raises(InputError, match=word) as caught:
+        run(DIGITS, tmp_path)
+    assert "config.json" in str(caught.value)
+
+
+def test_a_damaged_seed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds" / "seed-0.json").write_text("{")
+    outcome = run(replace(DIGITS, arms=("rr",)), tmp_path)
+    assert "seed-0.json, which is not JSON" in outcome.failed[Job("rr", 0.1, 0)]

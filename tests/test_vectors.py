@@ -15,7 +15,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from ordain import herding, reference
-from ordain.errors import InputError
+from ordain.errors import InputError, StateError
+from ordain.study.lock import only_one
 from ordain.study.style import png
 from ordain.study.vectors import STUDIES, fitting, loops, run_study, statement1, toy_herding
 
@@ -40,7 +41,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def test_a_small_run_of_each(name: str, folders: dict[str, Path]) -> None:
     study, folder = STUDIES[name], folders[name]
     head = json.loads((folder / "config.json").read_text())
-    assert {"format", "kind", "command", "config", "versions", "machine", "revision", "started"} == set(head)
+    assert {"format", "kind", "command", "config", "versions", "machine", "revision", "started", "commands"} == set(
+        head
+    )
     assert (head["format"], head["kind"]) == (1, name)
     assert head["command"] == f"ordain run {name} --out {folder} --quick"
     assert len(read(folder)) == len(list(study.points(study.configure(quick=True))))
@@ -95,9 +98,15 @@ def test_more_seeds_are_added_and_nothing_is_measured_twice(tmp_path: Path) -> N
     both = read(tmp_path)
     assert both[: len(first)] == first
     assert [record["seed"] for record in both] == [0, 0, 0, 1, 1, 1]
-    assert json.loads((tmp_path / "config.json").read_text())["config"]["seeds"] == 2
+    head = json.loads((tmp_path / "config.json").read_text())
+    assert head["config"]["seeds"] == 2
+    assert [one["command"].rpartition(" --seeds ")[2] for one in head["commands"]] == ["1 --quick", "2 --quick"]
+    assert all(head[name] == head["commands"][0][name] for name in head["commands"][0])
     run_study("statement1", tmp_path, quick=True, seeds=1, report=quiet)
     assert read(tmp_path) == both
+    assert json.loads((tmp_path / "config.json").read_text()) == head  # it did nothing
+    with only_one(tmp_path), pytest.raises(StateError, match="another command"):
+        run_study("statement1", tmp_path, quick=True, seeds=2, report=quiet)
 
 
 def test_other_folders_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -113,6 +122,16 @@ def test_other_folders_are_refused(folders: dict[str, Path], tmp_path: Path) -> 
     with pytest.raises(InputError, match="seeds=0"):
         run_study("rates", tmp_path, seeds=0, report=quiet)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "NaN"])
+def test_a_damaged_record_is_named(line: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("config.json", "records.jsonl"):
+        (tmp_path / name).write_bytes((folders["statement1"] / name).read_bytes())
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError, match=rf"records.jsonl: line {len(read(folders['statement1'])) + 1} is no record"):
+        run_study("statement1", tmp_path, quick=True, report=quiet)
 
 
 def test_naming_the_studies_imports_nothing_slow() -> None:

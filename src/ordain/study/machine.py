@@ -6,12 +6,25 @@ import os
 import platform
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-__all__ = ["machine", "revision", "versions"]
+__all__ = ["machine", "provenance", "revision", "versions"]
 
 _PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
+
+
+def provenance(command: str | None) -> dict[str, Any]:
+    """What a study's folder says of each command that has worked on it."""
+    return {
+        "command": command,
+        "versions": versions(),
+        "machine": machine(),
+        "revision": revision(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def run(
             limit=limit,
             herding=herding,
             threads=threads,
-            memory_limit=round(memory_limit * 2**30),
+            memory_limit=_bytes(memory_limit),
             greedy_hours=greedy_hours,
             weights=str(weights.resolve()) if weights else None,
         )
@@ -134,6 +135,14 @@ def _numbers(words: str) -> tuple[float, ...]:
         return tuple(float(word) for word in words.split(","))
     except ValueError:
         raise InputError(f"--lr {words}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01.") from None
+
+
+def _bytes(gibibytes: float) -> int:
+    if not (math.isfinite(gibibytes) and gibibytes > 0):
+        raise InputError(
+            f"--memory-limit {gibibytes}", expected="a finite number of GiB above 0", remedy="Leave it out for 2."
+        )
+    return max(1, round(gibibytes * 2**30))
 
 
 def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:

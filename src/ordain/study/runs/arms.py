@@ -12,10 +12,11 @@ from ordain import FixedOrder, Order
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 
-__all__ = ["BASELINE", "RETRAIN", "SOURCE", "STORING", "Arm", "build_order", "parse", "stored_bytes"]
+__all__ = ["BASELINE", "RETRAIN", "SOURCE", "STORING", "Arm", "build_order", "check_units", "parse", "stored_bytes"]
 
 BASELINE = "rr"
 SOURCE, RETRAIN = "grab", "retrain"  # whose last order "retrain" keeps
+_DIGITS = 9  # of a unit's size
 STORING = ("greedy", "herding")  # keep n gradients
 
 
@@ -54,13 +55,27 @@ def parse(name: str, *, group: int = 1) -> Arm:
             remedy="Separate several by commas; write grab@8 for units of 8 examples.",
         )
     if at:
-        if not size.isascii() or not size.isdigit() or int(size) < 1:
-            raise InputError(f"the order {name!r}", expected="a whole number after @", remedy="Write grab@8, say.")
+        if not size.isascii() or not size.isdigit() or len(size) > _DIGITS or int(size) < 1:
+            raise InputError(
+                f"the order {name[:40]!r}",
+                expected=f"a whole number after @, of at most {_DIGITS} digits",
+                remedy="Write grab@8, say.",
+            )
         group = int(size)
     if not ORDERS[order].is_permutation and group > 1:
         raise InputError(f"{order!r} in units of {group}", expected="units of 1", remedy="Leave it out.")
     label = ORDERS[order].label + (f", units of {group}" if at else "")
     return Arm(name, order, label, group, shares_first=ORDERS[order].is_permutation)
+
+
+def check_units(arm: Arm, n: int) -> None:
+    """Refuse one unit of all examples: there would be nothing to order."""
+    if arm.group > 1 and n <= arm.group:
+        raise InputError(
+            f"{arm.name} in units of {arm.group:,} on {n:,} examples",
+            expected="two units at least",
+            remedy="Take smaller units, after @ or with --group.",
+        )
 
 
 def build_order(

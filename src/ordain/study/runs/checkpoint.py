@@ -11,9 +11,14 @@ import torch
 
 from ordain.study.files import replacing
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "DamagedCheckpointError"]
 
 _SHARE = 20
+_KEYS = {"epoch", "lines", "model", "optimizer", "schedule", "order"}
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint that cannot be gone on with: its job is begun anew."""
 
 
 class Checkpoints:
@@ -35,7 +40,14 @@ class Checkpoints:
         """What was saved, or None."""
         if not self._path.exists():
             return None
-        state: dict[str, Any] = torch.load(self._path, weights_only=True)
+        try:
+            state = torch.load(self._path, weights_only=True)
+        except (OSError, MemoryError):  # of the machine, not of the file
+            raise
+        except Exception as error:  # garbage makes torch raise nearly anything
+            raise DamagedCheckpointError from error
+        if not isinstance(state, dict) or state.keys() != _KEYS or not _fit(state["epoch"], state["lines"]):
+            raise DamagedCheckpointError
         return state
 
     def save(self, state: Callable[[], dict[str, Any]]) -> bool:
@@ -53,3 +65,8 @@ class Checkpoints:
     def remove(self) -> None:
         """The job has ended."""
         self._path.unlink(missing_ok=True)
+
+
+def _fit(epoch: Any, lines: Any) -> bool:
+    """A record has its start and epochs 0 to ``epoch`` when a checkpoint is saved."""
+    return isinstance(epoch, int) and isinstance(lines, int) and epoch >= 1 and lines == epoch + 2

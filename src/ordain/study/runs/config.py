@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ordain.errors import InputError
 
@@ -64,18 +64,39 @@ class RunConfig:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> RunConfig:
-        """What :meth:`to_json` gave."""
+    def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
+        """What :meth:`to_json` gave; ``where`` is what errors call it."""
         names = {field.name for field in fields(cls)}
         if not isinstance(saved, dict) or set(saved) != names:
             differing = sorted(names.symmetric_difference(saved)) if isinstance(saved, dict) else []
             raise InputError(
-                f"a saved configuration that differs in {', '.join(differing) or 'kind'}",
+                f"{where} that differs in {', '.join(differing) or 'kind'}",
                 expected="one that this version of ordain has written",
                 remedy="Run into a new folder with --out.",
             )
+        for name, kind in get_type_hints(cls).items():
+            if not _is(saved[name], kind):
+                raise InputError(
+                    f"{where} with {name} = {saved[name]!r:.60}",
+                    expected="what ordain has written there",
+                    remedy="Mend the file, or run into a new folder with --out.",
+                )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
         return cls(**values)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Is a JSON value one of a field's type?"""
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return value in inner
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
+    if inner:  # a union
+        return any(_is(value, one) for one in inner)
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind
 
 
 def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:

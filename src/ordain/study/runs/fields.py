@@ -59,6 +59,13 @@ class Fields:
             raise self._wrong(name, "an object")
         return found
 
+    def texts(self, name: str) -> list[str]:
+        """A list of strings."""
+        found = self._get(name)
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise self._wrong(name, "a list of texts")
+        return found
+
     def number(self, name: str) -> float:
         """A finite number."""
         found = self._get(name)

@@ -1,45 +1,25 @@
-"""A run's folder: its config.json, and the lock that keeps two commands out of one folder."""
+"""A run's folder: its config.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ordain.errors import InputError, StateError
 from ordain.study.files import write_bytes
 from ordain.study.runs import probe
-from ordain.study.runs.arms import STORING, parse, stored_bytes
+from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
+from ordain.study.runs.fields import Fields, read_object
+from ordain.study.runs.header import TRAINING, read_header
 from ordain.study.tasks import Problem
 
-__all__ = ["FORMAT", "check_same", "describe", "only_one", "read_config", "write_config"]
+__all__ = ["FORMAT", "check_same", "describe", "read_config", "write_config"]
 
 FORMAT = 1
 _NAME = "config.json"
 _COUNTS = ("train", "valid", "test", "parameters")
-
-
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system takes back from a process that is killed."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StateError(
-                f"{out}, into which another command is running",
-                expected="one command to a folder",
-                remedy="Wait for it, or run into another folder with --out.",
-            ) from None
-        yield
 
 
 def read_config(out: Path) -> dict[str, Any] | None:
@@ -47,29 +27,33 @@ def read_config(out: Path) -> dict[str, Any] | None:
     path = out / _NAME
     if not path.exists():
         return None
-    try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        readable = saved["format"] == FORMAT and saved["kind"] == "training"
-    except (ValueError, KeyError, TypeError):
-        readable = False
-    if not readable:
+    saved = read_object(path.read_bytes(), str(path))
+    if saved.get("format") != FORMAT or saved.get("kind") != TRAINING:
         raise InputError(
             f"{path}, which is not of a training run", expected=f"format {FORMAT}", remedy="Use another folder: --out."
         )
+    problem = Fields(read_header(out).problem, f"{path}, problem")
+    for name in _COUNTS:
+        problem.integer(name)
+    problem.texts("notes")
+    if not isinstance(saved.get("commands", []), list):
+        raise InputError(f"commands in {path}", expected="a list", remedy="Mend the file, or use another: --out.")
     return saved
 
 
 def write_config(out: Path, content: dict[str, Any]) -> None:
     """Whole or not at all."""
-    write_bytes(out / _NAME, json.dumps(content, indent=1).encode() + b"\n")
+    write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:
-    """The problem in numbers and notes; refuses what ``--herding`` could not hold."""
+    """The problem in numbers and notes; refuses one unit of all examples, and what ``--herding`` could not hold."""
     n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
+    arms = [parse(name, group=config.group) for name in config.arms]
+    for arm in arms:
+        check_units(arm, n)
     if config.herding:
         probe.check_size(n, d)
-    arms = [parse(name, group=config.group) for name in config.arms]
     return {
         "train": n,
         "valid": len(problem.valid_x),

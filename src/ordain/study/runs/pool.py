@@ -34,7 +34,7 @@ class Message:
         trace: for ``"failed"``.
     """
 
-    kind: Literal["begun", "epoch", "checkpoint", "finished", "failed"]
+    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]
     job: Job
     epoch: int = 0
     loss: float | None = None

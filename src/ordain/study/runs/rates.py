@@ -9,6 +9,7 @@ import numpy as np
 from ordain.errors import InputError
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.config import RunConfig
+from ordain.study.runs.fields import Fields
 from ordain.study.runs.job import Job
 from ordain.study.runs.writer import end_of, lines_of
 
@@ -34,7 +35,10 @@ def baseline_rate(config: RunConfig, out: Path) -> float | None:
             end = end_of(path)
             if end is None:
                 return None
-            last = lines_of(path)[-2]["valid_loss"] if end["state"] == "done" else None
+            last = None
+            if end["state"] == "done":
+                *_, measured, _ = {}, *lines_of(path)
+                last = Fields(measured, f"{path}, the line before the end").number("valid_loss")
             losses.setdefault(lr, []).append(last)
     best = best_rate(losses)
     if best is None:

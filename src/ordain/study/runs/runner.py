@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.data import data_dir
-from ordain.study.machine import machine, revision, versions
+from ordain.study.lock import only_one
+from ordain.study.machine import provenance
 from ordain.study.runs.arms import BASELINE, RETRAIN, SOURCE, parse
 from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.folder import FORMAT, check_same, describe, only_one, read_config, write_config
+from ordain.study.runs.folder import FORMAT, check_same, describe, read_config, write_config
+from ordain.study.runs.header import TRAINING
 from ordain.study.runs.job import Job, stages
 from ordain.study.runs.pool import Message, do_here, do_in_processes
 from ordain.study.runs.rates import baseline_rate
@@ -24,6 +24,8 @@ from ordain.study.runs.writer import end_of
 from ordain.study.tasks import TASKS
 
 __all__ = ["Outcome", "Progress", "Report", "check", "run"]
+
+_LARGEST = 1e38  # of a rate: float32 holds little more
 
 
 @dataclass(frozen=True)
@@ -81,22 +83,34 @@ def run(
     check(config)
     if tensorboard:
         check_installed()
+    setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
+    problem = None
+    if not (out / "config.json").exists():
+        problem = load_problem(setting)
+        describe(problem, config, verify=verify)  # what it refuses leaves no folder behind
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
-        whole = merged(RunConfig.from_json(saved["config"]), config) if saved else config
+        whole = (
+            merged(RunConfig.from_json(saved["config"], where=f"the configuration in {out / 'config.json'}"), config)
+            if saved
+            else config
+        )
         before = sum(end_of(job.record(out)) is not None for job in _known(config, out))
         states: dict[Job, str] = {}
         failed: dict[Job, str] = {}
         if saved and not _next(config, out, failed):
             return Outcome(states, before, failed)
-        setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
-        problem = load_problem(setting)
+        problem = problem or load_problem(setting)
         described = describe(problem, whole, verify=verify)
         if saved:
             check_same(saved["problem"], described)
-        header = saved or _header(config, command)
-        write_config(out, header | {"config": whole.to_json(), "problem": described})
+            described["notes"] = list(dict.fromkeys([*saved["problem"]["notes"], *described["notes"]]))
+        made = provenance(command)
+        # The fields of the first command stay; every command, with what it ran on, is listed after them.
+        header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
+        commands = [*header.get("commands", []), made]
+        write_config(out, header | {"config": whole.to_json(), "problem": described, "commands": commands})
 
         def hear(message: Message) -> None:
             if message.kind == "finished":
@@ -125,12 +139,19 @@ def check(config: RunConfig) -> None:
         if not given or len(set(given)) < len(given):
             came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
             raise InputError(came, expected=f"different {name}, at least one", remedy="Name each once.")
-    if any(not (math.isfinite(lr) and lr > 0) for lr in config.rates):
-        raise InputError(f"rates {config.rates}", expected="rates above 0", remedy="Write --lr 0.1,0.01, say.")
+    if any(not 0 < lr <= _LARGEST for lr in config.rates):
+        raise InputError(
+            f"rates {', '.join(map(str, config.rates))}",
+            expected=f"rates above 0, up to {_LARGEST:g}",
+            remedy="Write --lr 0.1,0.01, say.",
+        )
     if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
         raise InputError(
             "a number of epochs, examples, seeds or threads below 1", expected="1 or more", remedy="Leave it out."
         )
+    for option, limit in (("--greedy-hours", config.greedy_hours), ("--memory-limit", config.memory_limit)):
+        if not (math.isfinite(limit) and limit > 0):
+            raise InputError(f"{option} {limit}", expected="a finite number above 0", remedy="Leave it out.")
     if config.protocol == "paper" and BASELINE not in config.arms:
         raise InputError(
             "the paper's protocol without rr",
@@ -157,16 +178,3 @@ def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
         if todo:
             return todo
     return []
-
-
-def _header(config: RunConfig, command: str) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "kind": "training",
-        "task": config.task,
-        "command": command,
-        "versions": versions(),
-        "machine": machine(),
-        "revision": revision(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }

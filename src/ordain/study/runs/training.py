@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ordain import Order, RandomReshuffling
-from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
+from ordain.errors import InputError, MemoryLimitError, OrdainError, OrdainWarning, StateError
 from ordain.herding import herding_objective
 from ordain.study.files import replacing, write_bytes
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes
 from ordain.study.runs.board import Board
-from ordain.study.runs.checkpoint import Checkpoints
+from ordain.study.runs.checkpoint import Checkpoints, DamagedCheckpointError
 from ordain.study.runs.config import RunConfig
+from ordain.study.runs.fields import read_object
 from ordain.study.runs.greedy import too_slow
 from ordain.study.runs.job import Job
 from ordain.study.runs.meters import Seconds, evaluate, order_bytes, peak_bytes, reset_peak
@@ -34,7 +36,8 @@ from ordain.study.tasks import Problem
 
 __all__ = ["Tell", "epoch_of_steps", "make_optimizer", "train"]
 
-Tell = Callable[[str, int, float | None], None]  # ("epoch" or "checkpoint", epoch, train loss), after it is on disk
+# ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
+Tell = Callable[[str, int, float | None], None]
 
 
 def train(
@@ -49,7 +52,8 @@ def train(
 ) -> str:
     """Run ``job`` to its end and give its state: ``"done"``, ``"diverged"`` or ``"refused"``.
 
-    A record without an end is gone on with from its checkpoint; what was written after that is written again.
+    A record without an end is gone on with from its checkpoint; what was written after that is written again. If the
+    checkpoint is damaged, it is removed and the job begun anew.
     """
     path = job.record(out)
     checkpoints = Checkpoints(job.checkpoint(out), every=checkpoint_every)
@@ -58,7 +62,29 @@ def train(
         checkpoints.remove()  # killed between the last line and this
         return str(ended["state"])
     reset_peak()
-    saved = checkpoints.load() if lines_of(path) else None
+    lines = len(lines_of(path))
+    try:
+        saved = checkpoints.load() if lines else None
+        if saved is not None and saved["lines"] > lines:
+            raise DamagedCheckpointError
+        return _train(problem, config, job, out, tell, checkpoints, saved, tensorboard)
+    except DamagedCheckpointError:
+        checkpoints.remove()
+        tell("restarted", 0, None)
+        return _train(problem, config, job, out, tell, checkpoints, None, tensorboard)
+
+
+def _train(
+    problem: Problem,
+    config: RunConfig,
+    job: Job,
+    out: Path,
+    tell: Tell,
+    checkpoints: Checkpoints,
+    saved: dict[str, Any] | None,
+    tensorboard: bool,
+) -> str:
+    path = job.record(out)
     writer = RecordWriter(path, keep=saved["lines"] if saved else 0)
     board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if tensorboard else None
     try:
@@ -125,7 +151,7 @@ class _Training:
     ) -> _Training:
         """From the initial weights of the seed, or from a checkpoint."""
         n, model = len(problem.train_x), problem.build(job.seed).train()
-        fixed = np.load(job.source().order(out), allow_pickle=False) if job.arm == RETRAIN else None
+        fixed = _kept_order(job.source(), out) if job.arm == RETRAIN else None
         order = build_order(arm, model, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
         if saved is None:
             _check_seed(out, job.seed, model, order if arm.shares_first else None)
@@ -133,16 +159,25 @@ class _Training:
         schedule = _schedule(optimizer) if config.plateau else None
         run = cls(problem, config, arm, model, optimizer, schedule, order)
         if saved is not None:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            if schedule:
-                schedule.load_state_dict(saved["schedule"])
-            order.load_state_dict(saved["order"])
-            order.resume(n)  # the saved epoch is over
-            run.epoch = saved["epoch"]
+            try:
+                run._restore(saved)
+            except MemoryError:
+                raise
+            except Exception as error:  # of torch or of the order, as many kinds as there are ways to be wrong
+                order.detach()
+                raise DamagedCheckpointError from error
         if config.herding:
             run.stale = probe.per_example_gradients(problem, model)
         return run
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.schedule:
+            self.schedule.load_state_dict(saved["schedule"])
+        self.order.load_state_dict(saved["order"])
+        self.order.resume(len(self.problem.train_x))  # the saved epoch is over
+        self.epoch = saved["epoch"]
 
     def go(self, writer: RecordWriter, checkpoints: Checkpoints, tell: Tell, board: Board | None) -> str:
         """Epochs until the last, or until the loss is not finite."""
@@ -165,7 +200,7 @@ class _Training:
         return "done"
 
     def _write(self, seconds: Seconds, writer: RecordWriter, tell: Tell, board: Board | None) -> bool:
-        """Measure, write a line, and say whether every loss is finite."""
+        """Measure, write a line, and say whether the losses of training and validation are finite."""
         start = perf_counter()
         problem, model = self.problem, self.model
         train = evaluate(problem, model, problem.train_x, problem.train_y)
@@ -173,7 +208,7 @@ class _Training:
         test = None
         if problem.test_x is not None and problem.test_y is not None:
             test = evaluate(problem, model, problem.test_x, problem.test_y)
-        finite = all(math.isfinite(score.loss) for score in (train, valid, test) if score)
+        finite = all(math.isfinite(score.loss) for score in (train, valid))  # a test set decides nothing
         herding, stale_fresh = self._probe() if finite else (None, None)
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid.loss)
@@ -297,8 +332,7 @@ def _check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     mine = {"weights": digest.hexdigest()}
     if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known != mine:
+        if read_object(path.read_bytes(), str(path)) != mine:
             raise StateError(
                 f"other initial weights for seed {seed} than those of the arms that ran before",
                 expected="the same, by the digest in seeds/",
@@ -318,6 +352,19 @@ def _keep_order(order: Order, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         np.save(file, order.history(order.epoch).astype(np.int32))
+
+
+def _kept_order(job: Job, out: Path) -> NDArray[Any]:
+    path = job.order(out)
+    try:
+        found: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InputError(
+            f"{path}, which is no whole .npy file",
+            expected="the order of GraB's last epoch",
+            remedy=f"Delete it and {job.record(out)}: the same command makes both again.",
+        ) from error
+    return found
 
 
 def _length(model: nn.Module) -> int:

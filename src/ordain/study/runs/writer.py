@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ordain.errors import InputError
+from ordain.study.runs.fields import Fields, read_object
+
 __all__ = ["RecordWriter", "end_of", "lines_of"]
 
 
@@ -14,7 +17,23 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a record; a last one that was cut off is left out. None if there is no file."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return [_line(content, f"{path}, line {number}") for number, content in enumerate(whole, 1)]
+
+
+def _line(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = read_object(content, where)
+        kind = Fields(found, where).choice("kind", ("start", "epoch", "end"))
+        if kind == "end":
+            Fields(found, where).choice("state", ("done", "diverged", "refused"))
+    except InputError as error:
+        raise InputError(
+            f"{where}, which is no line of a record",
+            expected="a start, an epoch or an end, as JSON",
+            remedy="Delete that file: the same command makes it again.",
+        ) from error
+    return found
 
 
 def end_of(path: Path) -> dict[str, Any] | None:

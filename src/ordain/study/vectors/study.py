@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ordain.errors import InputError
 from ordain.study import strict_json
 from ordain.study.files import write_bytes
-from ordain.study.machine import machine, revision, versions
+from ordain.study.lock import only_one
+from ordain.study.machine import provenance
 from ordain.study.progress import Report
 
 if TYPE_CHECKING:
@@ -66,9 +66,18 @@ class Study(Generic[Config]):
     def run(self, config: Config, folder: Path, report: Report, *, command: str | None = None) -> None:
         """Measure what ``folder`` does not have yet; stopped at any moment, it goes on from the next point."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._open(config, folder, command)
+        with only_one(folder):
+            self._run(config, folder, report, command)
+
+    def _run(self, config: Config, folder: Path, report: Report, command: str | None) -> None:
+        head = self._open(config, folder)
         points = list(self.points(config))
         done = {_key(record, points[0]) for record in _read(folder)} if points else set()
+        if any(_key(point, point) not in done for point in points):
+            made = provenance(command)
+            # The fields of the first command stay; every command, with what it ran on, is listed after them.
+            head = made | head | {"commands": [*head.get("commands", []), made]}
+            write_bytes(folder / "config.json", json.dumps(head, indent=1, allow_nan=False).encode())
         with (folder / "records.jsonl").open("a", encoding="utf-8") as file:
             for count, point in enumerate(points, 1):
                 if _key(point, point) not in done:
@@ -97,7 +106,8 @@ class Study(Generic[Config]):
         except _WRONG as error:
             raise _damaged(folder / "records.jsonl", "records with values that this study does not write") from error
 
-    def _open(self, config: Config, folder: Path, command: str | None) -> None:
+    def _open(self, config: Config, folder: Path) -> dict[str, Any]:
+        """The head to go on with; that of a new folder says nothing of a command yet."""
         wanted = _plain(config)
         if (folder / "config.json").exists():
             head = self._head(folder)
@@ -109,20 +119,11 @@ class Study(Generic[Config]):
                     expected="the same configuration, or more seeds",
                     remedy="Choose another folder, or remove this one.",
                 )
-            head["config"] = wanted | {"seeds": max(wanted["seeds"], had["seeds"])}
+            if not isinstance(head.get("commands", []), list):
+                raise _damaged(folder / "config.json", "commands that are no list")
             _drop_unfinished(folder / "records.jsonl")
-        else:
-            head = {
-                "format": FORMAT,
-                "kind": self.name,
-                "command": command,
-                "config": wanted,
-                "versions": versions(),
-                "machine": machine(),
-                "revision": revision(),
-                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            }
-        write_bytes(folder / "config.json", json.dumps(head, indent=1).encode())
+            return head | {"config": wanted | {"seeds": max(wanted["seeds"], had["seeds"])}}
+        return {"format": FORMAT, "kind": self.name, "config": wanted}
 
     def _head(self, folder: Path) -> dict[str, Any]:
         path = folder / "config.json"
@@ -175,12 +176,19 @@ def _read(folder: Path) -> list[Record]:
         return []
     try:
         lines = strict_json.read_text(path).split("\n")[:-1]  # what follows the last line end is unfinished
-        records = [strict_json.loads(line) for line in lines]
     except ValueError as error:
         raise _damaged(path, f"lines that are no records ({str(error)[:80]!a})") from error
-    if not all(isinstance(record, dict) for record in records):
-        raise _damaged(path, "lines that are no records")
-    return records
+    return [_record(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _record(line: str, path: Path, number: int) -> Record:
+    try:
+        record = strict_json.loads(line)
+    except ValueError as error:
+        raise _damaged(path, f"line {number} is no record ({str(error)[:80]!a})") from error
+    if not isinstance(record, dict):
+        raise _damaged(path, f"line {number} is no record")
+    return record
 
 
 def _damaged(path: Path, what: str) -> InputError:
