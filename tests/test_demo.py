@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_page_needs_nothing_else_and_says_what_it_is(folder: Path, trained: Run)
     assert set(re.findall(r'(?:src|href)="([^:]*:[^;]*);', page)) == {"data:image/svg+xml"}
     assert all(arm.label in page for arm in trained.arms.values())
     assert "An illustration, not a ranking" in page
+    assert "which they differ" not in page
+    ends = {name: [job.epochs[-1].train_loss or 0.0 for job in arm.jobs] for name, arm in trained.arms.items()}
+    means = [statistics.mean(losses) for losses in ends.values()]
+    assert f"deviation of {statistics.stdev(ends['rr']):.2g} over seeds" in page
+    assert f"within {max(means) - min(means):.2g} of each other" in page
     assert "All at one rate, 0.3" in page
     assert "small prefix sums" in page
     assert "ordain demo &lt;b&gt;" in page
@@ -87,7 +93,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.stderr
     assert "<!doctype html>" in (tmp_path / "index.html").read_text()
     assert all(recipe.label.split()[-1] in result.stdout for recipe in ORDERS.values())
-    assert "learning rate 0.3" in result.stdout
+    assert "learning rate 0.3, 1 epoch, 1 seed\n" in re.sub(" +\n", "\n", result.stdout)
     assert "illustration" in result.stdout
     assert read_run(tmp_path / "digits").header.command.endswith("--seeds 1 --epochs 1")
     assert torch.get_num_threads() == threads

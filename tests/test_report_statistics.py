@@ -12,6 +12,7 @@ from ordain.study.report.statistics import (
     CANNOT_TELL,
     FEW_SEEDS,
     HELPS,
+    SAME,
     WORSE,
     Comparison,
     compare,
@@ -63,7 +64,7 @@ def test_common_seeds_only() -> None:
 def test_values_that_are_the_same() -> None:
     same = compare(dict(RR), RR)
     assert (same.difference, same.p, same.interval) == (0.0, None, None)
-    assert verdict(same) == CANNOT_TELL
+    assert verdict(same) == SAME
     constant = compare({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0}, {0: 2.0, 1: 3.0, 2: 4.0, 3: 5.0, 4: 6.0})
     assert constant.p == 0.0
     assert verdict(constant) == HELPS

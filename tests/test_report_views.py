@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from study_records import end, epoch, path_of, start, write_config, write_job, write_lines
 
+from ordain.study.report import training
 from ordain.study.report.asked import absent, with_asked
 from ordain.study.report.rows import HEADINGS, cells, rows, to_goal
 from ordain.study.report.sentences import headline, sentences
 from ordain.study.report.text import plain
+from ordain.study.report.training import training_content
 from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, metrics, problems, views
 from ordain.study.runs.records import read_run
 
@@ -28,6 +30,11 @@ def folder(tmp_path: Path) -> Path:
     write_config(tmp_path)
     jobs(tmp_path, "rr", RR)
     return tmp_path
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "training_figures", lambda run, found: {"own": [], "rr": [], "costs": []})
 
 
 def rewrite(path: Path, **change: Any) -> None:
@@ -165,7 +172,7 @@ def test_verdicts_and_sentences(folder: Path) -> None:
     jobs(folder, "grab-1step", RR)
     (view,) = views(read_run(folder))
     table = {row.name: row for row in rows(view)}
-    words = ["the baseline", "does not help (worse)", "cannot tell", "helps", "cannot tell"]
+    words = ["the baseline", "does not help (worse)", "cannot tell", "helps", "no different"]
     assert [row.verdict for row in table.values()] == words
     assert [row.epochs_to_goal for row in table.values()] == [2, None, 2, 2, 2]
     leads = [sentence.lead for sentence in sentences(view, TRAIN)]
@@ -176,8 +183,47 @@ def test_verdicts_and_sentences(folder: Path) -> None:
     )
     assert headline(view) == (
         "Of 4 orders, 1 has a clearly lower training loss than random reshuffling, 1 has a clearly higher one, "
-        "2 have a difference that could be luck."
+        "1 has a difference that could be luck, 1 has no difference at all. "
+        "Clearly is p < 0.01, not corrected for the number of orders; Holm's p, beside each, is."
     )
+    assert sentences(view, TRAIN)[-1].lead == "Grab-1step is no different"
+
+
+def test_one_epoch_alike_is_no_luck(folder: Path) -> None:
+    jobs(folder, "grab", RR)
+    (view,) = views(read_run(folder))
+    assert headline(view) == (
+        "Of 1 order, none has a clearly lower training loss than random reshuffling, 1 has no difference at all."
+    )
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_study_of_memory_tells_bytes(folder: Path) -> None:
+    write_config(folder, config={"study": "memory", "epochs": 1})
+    jobs(folder, "grab", RR)
+    content = training_content(read_run(folder))
+    (telling,) = content.tellings
+    assert [sentence.text for sentence in telling.sentences] == [
+        "Random reshuffling: the order holds 8 B; the process at most 1.0 MiB.",
+        "GraB: the order holds 8 B; the process at most 1.0 MiB.",
+    ]
+    assert "help" not in telling.headline.replace("whether they help is not asked", "")
+    assert "; 1 epoch" in content.facts
+    assert "1 epochs" not in content.facts
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_best_rates_at_the_edge_are_said(folder: Path) -> None:
+    for rate, loss in ((0.05, 0.7), (0.3, 0.6)):
+        jobs(folder, "rr", [loss] * 5, lr=rate)
+        jobs(folder, "grab", [1 - rate] * 5, lr=rate)
+        jobs(folder, "so", [rate] * 5, lr=rate)
+    jobs(folder, "greedy", RR)  # one rate is no choice
+    edges = [text for text in training_content(read_run(folder)).warnings if text.startswith("The best rate")]
+    assert edges == [
+        "The best rate is the largest tried for GraB: one beyond it may be better.",
+        "The best rate is the smallest tried for shuffle once: one beyond it may be better.",
+    ]
 
 
 def test_higher_accuracy_helps(folder: Path) -> None:

@@ -42,7 +42,8 @@ def demo(
             content = write_demo(out, demo_config(seeds=seeds, epochs=epochs), report=report, command=command)
     (numbers,) = content.tables
     places = [list(numbers.headings).index(heading) for heading in _SHOWN]
-    table = Table(*_SHOWN, title=f"Digits, learning rate {RATE:g}, {epochs} epochs, {seeds} seeds")
+    counts = f"{epochs} epoch{'s' * (epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    table = Table(*_SHOWN, title=f"Digits, learning rate {RATE:g}, {counts}")
     for column in table.columns[2:]:
         column.justify = "right"
     for row in numbers.rows:

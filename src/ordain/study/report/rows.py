@@ -25,7 +25,7 @@ HEADINGS = (
     "epochs to RR's best",
     "time to RR's best",
     "time / RR",
-    "ordering's share",
+    "order.step() / time",
     "order's state",
     "peak memory",
     "p",
@@ -47,7 +47,7 @@ class Row:
         epochs_to_goal: the first epoch with at most RR's lowest train loss of the same seed; median.
         seconds_to_goal: of training up to that epoch; median.
         time_ratio: of training, to the RR run of the same seed; median.
-        ordering: share of the order in the time of training.
+        ordering: share of ``order.step()`` in the time of training; hooks inside forward and backward are not in it.
         order_bytes: the largest over seeds and epochs.
         peak_bytes: the same of the process.
         comparison: of the final train loss with RR's.

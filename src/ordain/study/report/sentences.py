@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ordain.study.report.statistics import CANNOT_TELL, FEW_SEEDS, HELPS, WORSE, Comparison, mean, verdict
+from ordain.study.report.statistics import CANNOT_TELL, FEW_SEEDS, HELPS, SAME, WORSE, Comparison, mean, verdict
 from ordain.study.report.text import number, p_text, places
 from ordain.study.report.views import TRAIN, Entry, Metric, View, is_baseline
 
-__all__ = ["Sentence", "headline", "sentences"]
+__all__ = ["OUT", "Sentence", "headline", "sentences"]
 
 _LEADS = {
     HELPS: "{} helps",
     WORSE: "{} does not help, it is worse",
     CANNOT_TELL: "Cannot tell whether {} helps",
     FEW_SEEDS: "Cannot tell whether {} helps (needs 5 seeds)",
+    SAME: "{} is no different",
 }
+_UNCORRECTED = "Clearly is p < 0.01, not corrected for the number of orders; Holm's p, beside each, is."
 OUT = "out"  # the verdict on an arm that has no finished job to compare
 _RANKS = (*_LEADS, OUT)
 
@@ -52,7 +54,7 @@ def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: 
     if baseline is None or comparison is None:
         return Sentence(OUT, f"{label} is not compared", "RR, to compare with, has no finished run.")
     said = verdict(comparison, lower_is_better=metric.lower_is_better)
-    lead = _LEADS[said].format(label if said in (HELPS, WORSE) else entry.arm.label)
+    lead = _LEADS[said].format(label if said in (HELPS, WORSE, SAME) else entry.arm.label)
     if comparison.difference is None:
         return Sentence(said, lead, f"there is no {metric.title} that both have for the same seed.")
     return Sentence(said, lead, _numbers(entry, baseline, metric, comparison))
@@ -111,9 +113,12 @@ def headline(view: View) -> str:
         "a clearly lower training loss than random reshuffling": said.count(HELPS),
         "a clearly higher one": said.count(WORSE),
         "a difference that could be luck": said.count(CANNOT_TELL) + said.count(FEW_SEEDS),
+        "no difference at all": said.count(SAME),
         "nothing to compare": said.count(OUT),
     }
     parts = [f"{count} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count]
     if not said.count(HELPS):
         parts.insert(0, "none has a clearly lower training loss than random reshuffling")
-    return f"Of {len(said)} order{'s' * (len(said) != 1)}, {', '.join(parts)}."
+    counted = f"Of {len(said)} order{'s' * (len(said) != 1)}, {', '.join(parts)}."
+    tested = sum(comparison.p is not None for comparison in view.comparisons(TRAIN).values())
+    return f"{counted} {_UNCORRECTED}" if tested > 1 else counted

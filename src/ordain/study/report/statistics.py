@@ -11,12 +11,13 @@ import numpy as np
 from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
-__all__ = ["CANNOT_TELL", "ENOUGH_SEEDS", "FEW_SEEDS", "HELPS", "LEVEL", "WORSE", "Comparison"]
+__all__ = ["CANNOT_TELL", "ENOUGH_SEEDS", "FEW_SEEDS", "HELPS", "LEVEL", "SAME", "WORSE", "Comparison"]
 __all__ += ["compare", "corrected", "holm", "mean", "sd", "verdict"]
 
 LEVEL = 0.01
 ENOUGH_SEEDS = 5
 HELPS, WORSE, CANNOT_TELL = "helps", "does not help (worse)", "cannot tell"
+SAME = "no different"  # to the last digit, in every seed
 FEW_SEEDS = f"cannot tell (needs {ENOUGH_SEEDS} seeds)"
 
 
@@ -93,9 +94,11 @@ def corrected(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
 
 
 def verdict(comparison: Comparison, *, lower_is_better: bool = True) -> str:
-    """In words, at p < 0.01 and not with fewer than five seeds."""
+    """In words; that it helps or is worse at p < 0.01 alone, and not with fewer than five seeds."""
     if comparison.difference is None:
         return CANNOT_TELL
+    if comparison.difference == 0 and comparison.p is None:
+        return SAME
     if len(comparison.seeds) < ENOUGH_SEEDS:
         return FEW_SEEDS
     if comparison.p is None or not comparison.p < LEVEL:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ordain.study.report.asked import absent, with_asked
 from ordain.study.report.content import Content, Section, Table, Telling, count_text, made_with, value_text
 from ordain.study.report.figures import training_figures
-from ordain.study.report.rows import HEADINGS, cells, rows
-from ordain.study.report.sentences import headline, sentences
+from ordain.study.report.rows import HEADINGS, Row, cells, rows
+from ordain.study.report.sentences import OUT, Sentence, headline, sentences
+from ordain.study.report.text import bytes_text
 from ordain.study.report.views import Problem, View, is_baseline, metrics, problems, views
 from ordain.study.runs.header import TRAINING
 from ordain.study.runs.records import Run
@@ -17,16 +18,19 @@ __all__ = ["training_content"]
 
 _NOTES = (
     "RR is random reshuffling. An order helps, or is worse, if a paired t test over seeds of its final value against "
-    "RR's has p < 0.01 and there are at least five seeds; everything else is “cannot tell”. That p is not corrected "
+    "RR's has p < 0.01 and there are at least five seeds; with exactly RR's value in every seed it is no different; "
+    "everything else is “cannot tell”. That p is not corrected "
     "for the number of orders; Holm's p beside it is, over the orders of one view and one quantity. An order in units "
     "of several examples is compared with RR in the same units where that was run.",
     "An order's own best rate has the lowest mean validation loss after the last epoch; of two alike the larger is "
     "taken, and a rate at which a seed diverged is out. At RR's best rate all orders run as in the paper.",
     "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
-    "forward, backward, ordering and optimizer, without evaluation.",
+    "forward, backward, ordering and optimizer, without evaluation. Ordering is `order.step()` alone: what an order's "
+    "hooks do inside forward and backward is in the time of those.",
     "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
     "- says that the median seed never got there. Memory is the largest over seeds and epochs.",
 )
+_MEMORY = "What orders hold; whether they help is not asked here."
 
 
 def training_content(run: Run) -> Content:
@@ -51,9 +55,18 @@ def training_content(run: Run) -> Content:
 
 
 def _telling(run: Run, view: View) -> Telling:
+    if run.config.get("study") == "memory":  # one epoch, in which no order has used what it learnt
+        return Telling(_capital(view.title), _MEMORY, [_held(row) for row in rows(view)])
     train, *others = metrics(run)
     more = [(f"Final {metric.title.partition(',')[0]}", sentences(view, metric)) for metric in others]
     return Telling(_capital(view.title), headline(view), sentences(view, train), more)
+
+
+def _held(row: Row) -> Sentence:
+    if row.order_bytes is None:
+        return Sentence(OUT, f"{_capital(row.label)} was not measured", f"{row.verdict}.")
+    peak = f"; the process at most {bytes_text(row.peak_bytes)}" if row.peak_bytes is not None else ""
+    return Sentence("said", _capital(row.label), f"the order holds {bytes_text(row.order_bytes)}{peak}.")
 
 
 def _table(view: View) -> Table:
@@ -65,13 +78,15 @@ def _facts(run: Run) -> str:
     problem, config = run.header.problem, run.config
     sizes = {"train": "to train on", "valid": "to validate", "test": "to test"}
     examples = ", ".join(f"{count_text(problem[key])} {what}" for key, what in sizes.items() if problem.get(key))
-    parts = {
-        "": examples,
-        " parameters": count_text(problem.get("parameters", "")),
-        " epochs": count_text(config.get("epochs", "")),
-        " examples to a batch": count_text(config.get("batch_size", "")),
+    counts = {
+        "parameter{}": problem.get("parameters"),
+        "epoch{}": config.get("epochs"),
+        "example{} to a batch": config.get("batch_size"),
     }
-    return "; ".join(f"{text}{unit}" for unit, text in parts.items() if text)
+    told = [
+        f"{count_text(count)} {unit.format('s' * (count != 1))}" for unit, count in counts.items() if count is not None
+    ]
+    return "; ".join([examples, *told] if examples else told)
 
 
 def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:
@@ -86,6 +101,21 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
         said.append("Random reshuffling (rr) was not run: there is nothing to compare with.")
     if any(len({tuple(entry.jobs) for entry in view.shown.values()}) > 1 for view in found):
         said.append("Orders have run with different seeds: each is compared with RR over the seeds both have.")
+    return said + _at_edges(run, found[0])
+
+
+def _at_edges(run: Run, view: View) -> list[str]:
+    """Which arms do best at an end of their rates: beyond it they may do better."""
+    ends = {"largest": max, "smallest": min}
+    said = []
+    for word, end in ends.items():
+        names = [
+            entry.arm.label
+            for entry in view.shown.values()
+            if len(entry.arm.rates) > 1 and entry.rate == end(entry.arm.rates)
+        ]
+        if names:
+            said.append(f"The best rate is the {word} tried for {', '.join(names)}: one beyond it may be better.")
     return said
 
 
