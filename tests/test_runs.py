@@ -404,12 +404,27 @@ def test_vector_studies_are_dispatched(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen == [("statement1", tmp_path, {"seeds": 2, "quick": True})]
 
 
+@pytest.mark.parametrize(
+    "words", [("--orders", "rr"), ("--epochs", 1), ("--lr", 0.1), ("--limit", 9), ("--no-verify",), ("--jobs", 1)]
+)
+def test_vector_studies_refuse_what_they_do_not_take(words: tuple[Any, ...], tmp_path: Path) -> None:
+    result = call("run", "toy-herding", "--quick", *words, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert f"{str(words[0]).replace('no-', '')} with toy-herding" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_command_refuses_plainly(tmp_path: Path) -> None:
     for words, said in (
         (("none",), "'none'"),
         (("digits", "--lr", "fast"), "--lr fast"),
         (("digits", "--orders", "best"), "'best'"),
         (("fixed-orders", "--task", "none"), "'none'"),
+        (("digits", "--orders", ""), "the order ''"),
+        (("digits", "--lr", ""), "--lr ''"),
+        (("digits", "--task", "mnist"), "--task with digits"),
+        (("digits", "--quick"), "--quick with digits"),
+        (("memory", "--quick"), "--quick with memory"),
         (("digits", "--greedy-hours", "inf"), "--greedy-hours inf"),
         (("digits", "--greedy-hours", "nan"), "--greedy-hours nan"),
         (("digits", "--memory-limit", "nan"), "--memory-limit nan"),

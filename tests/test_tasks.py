@@ -208,4 +208,6 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
 def test_tasks_are_listed() -> None:
     result = call("tasks")
     assert result.exit_code == 0
+    assert "without the train file of QNLI" in result.stdout
+    assert "without w8a.t" in result.stdout
     assert all(name in result.stdout for name in (*TASKS, *ABLATIONS, *STUDIES))

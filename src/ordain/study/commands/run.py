@@ -35,6 +35,7 @@ class ProtocolName(str, Enum):
 
 
 def run(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A task, an ablation or a vector study: see ordain tasks.")] = "digits",
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
     task: Annotated[str, typer.Option(help="The task of an ablation.")] = "mnist",
@@ -69,11 +70,14 @@ def run(
 
     folder = out or Path("runs") / name
     if name in STUDIES:
+        with plain_errors():
+            _refuse_others(context, name, {"name", "out", "seeds", "quick"})
         with plain_errors(), _stoppable(folder), reporting(name, lines=True) as tell:
             run_study(name, folder, report=tell, seeds=seeds, quick=quick)
         return
     with plain_errors():
         ablation = ABLATIONS.get(name)
+        _refuse_others(context, name, set(context.params) - ({"quick"} if ablation else {"quick", "task"}))
         asked = task if ablation else name
         trained = TASKS.get(asked)
         if trained is None:
@@ -81,10 +85,14 @@ def run(
             raise InputError(f"the task {asked!r}", expected=f"one of {known}", remedy="See: ordain tasks")
         defaults = trained.defaults
         own = ",".join(ablation.arms) if ablation else _ORDERS
-        rates = _numbers(lr) if lr else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
+        rates = (
+            _numbers(lr)
+            if lr is not None
+            else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
+        )
         config = RunConfig(
             task=trained.name,
-            arms=tuple(word.strip() for word in (orders or own).split(",")),
+            arms=tuple(word.strip() for word in (own if orders is None else orders).split(",")),
             rates=rates,
             seeds=tuple(range(seeds or _SEEDS)),
             epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
@@ -130,11 +138,25 @@ def _stoppable(folder: Path) -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from None
 
 
+def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:
+    """Refuse options that ``name`` would ignore."""
+    for option in context.params:
+        source = context.get_parameter_source(option)
+        if option not in taken and source is not None and source.name != "DEFAULT":
+            raise InputError(
+                f"--{option.replace('_', '-')} with {name}",
+                expected=f"an option that {name} takes",
+                remedy="Leave it out: it would change nothing.",
+            )
+
+
 def _numbers(words: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in words.split(","))
     except ValueError:
-        raise InputError(f"--lr {words}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01.") from None
+        raise InputError(
+            f"--lr {shlex.quote(words)}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01."
+        ) from None
 
 
 def _bytes(gibibytes: float) -> int:
