@@ -10,6 +10,7 @@ __all__ = [
     "MemoryLimitError",
     "OrdainError",
     "OrdainWarning",
+    "RanksError",
     "StateError",
     "StepError",
     "UnsupportedModuleError",
@@ -45,6 +46,10 @@ class MemoryLimitError(OrdainError, MemoryError):
 
 class StateError(OrdainError, ValueError):
     """A saved state that does not belong to this order."""
+
+
+class RanksError(OrdainError, RuntimeError):
+    """Ranks that do not agree, or one that no longer answers."""
 
 
 class UnsupportedModuleError(OrdainError, TypeError):

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
+from torch.utils.data.distributed import DistributedSampler
 
 from ordain.errors import StateError, StepError
 
 if TYPE_CHECKING:
+    from ordain.distributed.share import Share
     from ordain.orders.base import Order
 
 _CHUNK = 4096
@@ -33,6 +35,30 @@ class OrderSampler(Sampler[int]):
 
     def __repr__(self) -> str:
         return f"OrderSampler({self._order!r}; for a map-style dataset of {self._order.n} examples)"
+
+
+class RankSampler(DistributedSampler[Any]):
+    """One rank's view of an order. Trainers that know torch's DistributedSampler leave it as it is.
+
+    The order decides what comes when: ``set_epoch()`` is accepted and does nothing.
+    """
+
+    def __init__(self, order: Order, share: Share) -> None:
+        ranks = share.ranks
+        super().__init__(range(order.n), num_replicas=ranks.size, rank=ranks.rank, shuffle=False)  # type: ignore[arg-type]
+        self._order, self._share = order, share
+
+    def __len__(self) -> int:
+        return len(self._share.positions)
+
+    def __iter__(self) -> Iterator[int]:
+        return OrderIterator(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: an order counts its own epochs."""
+
+    def __repr__(self) -> str:
+        return f"RankSampler({self._order!r}; {len(self)} examples on rank {self.rank} of {self.num_replicas})"
 
 
 class OrderIterator(Iterator[int]):
@@ -67,7 +93,8 @@ class OrderIterator(Iterator[int]):
                         remedy="Evaluate with a loader of its own, or finish this one before starting another.",
                     )
                 position += 1
-                order._drawn = self._drawn = position
+                order._draw_to(position)
+                self._drawn = position
                 yield index
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,4 +112,4 @@ class OrderIterator(Iterator[int]):
         if state["epoch"] is not None:
             self._order._go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
-            self._over = self._drawn == self._order.n
+            self._over = self._drawn == len(self._order.sampler)  # type: ignore[arg-type]

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ordain import _rng
+from ordain.distributed.share import check_agreement, share_of
 from ordain.errors import InputError, StateError, StepError
 from ordain.orders.state import STATE_VERSION, State, check_count, check_fields, check_identity, converted
-from ordain.sampler import OrderSampler
+from ordain.sampler import OrderSampler, RankSampler
 
 Indices = NDArray[np.int64]
 
@@ -33,15 +34,25 @@ class Order(ABC):
         n: the number of examples, or the (map-style) dataset itself.
         group: how many examples make a unit.
         seed: everything random follows from it.
+        distributed: ``"auto"`` deals the order out to the ranks wherever torch.distributed is initialised; False, a
+            mode or a :class:`~ordain.distributed.Distributed` says otherwise: see docs/distributed.md.
     """
 
-    def __init__(self, n: Any, *, group: int = 1, seed: int = 0) -> None:
+    def __init__(self, n: Any, *, group: int = 1, seed: int = 0, distributed: Any = "auto") -> None:
         self.n = check_n(n)
         self.group = _check_group(group)
         self.seed = _rng.check_seed(seed)
-        self.sampler = OrderSampler(self)
-        self._units = -(-self.n // self.group)
+        self._share = share_of(self.n, distributed)
+        if self._share is not None:
+            options = self._share.options
+            told = {"order": type(self).__name__, "n": self.n, "seed": self.seed, "group": self.group}
+            check_agreement(self._share, **told, mode=options.mode, tail=options.tail)
         self._members = self._first_epoch()  # unit u is _members[u * group : (u + 1) * group]
+        if self._share is not None and self._share.alone:
+            self._members = self._share.shard(self._members)
+            self.n = self._share.n = len(self._members)
+        self._units = -(-self.n // self.group)
+        self.sampler: Sampler[int] = OrderSampler(self) if self._share is None else RankSampler(self, self._share)
         self._epoch = 0
         self._drawn = 0  # the cursor: how many of this epoch's indices have been drawn
         self._taken = 0  # how many of those, from the front, have been observed
@@ -105,6 +116,8 @@ class Order(ABC):
             )
         self._drawn = self._taken = done
         self._uncounted = False
+        if self._share is not None and self._share.own(done) == len(self._share.positions):
+            done = self.n  # what is left is nobody's: it was dropped
         # A finished epoch has nothing to go on with: its last state leads to the next epoch.
         self._resuming, self._touched = done < self.n, done > 0
         return self._epoch + (not self._resuming)
@@ -153,11 +166,20 @@ class Order(ABC):
             self._drawn = self._taken = 0
             self._uncounted = False
         self._ticket += 1
-        return self._ticket, self.history(self._epoch), self._drawn
+        indices = self.history(self._epoch)
+        if self._share is None:
+            return self._ticket, indices, self._drawn
+        return self._ticket, self._share.indices(indices), self._share.own(self._drawn)
+
+    def _draw_to(self, drawn: int) -> None:
+        """The live pass has drawn so many."""
+        self._drawn = drawn if self._share is None else self._share.covered(drawn)
 
     def _go_on(self, epoch: int, drawn: int) -> None:
         """The cursor as a loader has saved it: like :meth:`resume`, but refused if it is not this order's."""
         known = self._known_progress()
+        if self._share is not None:
+            drawn = self._share.covered(drawn)
         # The last, short batch that a loader drops is drawn and never observed.
         if epoch != self._epoch or (known is not None and drawn not in (known, self.n)):
             stands = "" if known is None else f" with {known} examples observed"
@@ -190,10 +212,11 @@ class Order(ABC):
         places = (arrangement[:, None] * self.group + np.arange(self.group)).ravel()
         return np.take(self._members, places[places < self.n])
 
-    def _check_drawn(self, count: int) -> None:
-        if count > self._drawn - self._taken:
+    def _check_drawn(self, count: int, waiting: int | None = None) -> None:
+        waiting = self._drawn - self._taken if waiting is None else waiting
+        if count > waiting:
             raise StepError(
-                f"{count} examples to observe, but only {self._drawn - self._taken} drawn and not yet observed",
+                f"{count} examples to observe, but only {waiting} drawn and not yet observed",
                 expected="each drawn example to be observed once",
                 remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
                 "backward counts twice. Or pass indices= to observe().",
@@ -205,7 +228,14 @@ class Order(ABC):
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a saved state to be loaded."""
-        return {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
+        alone = self._share if self._share is not None and self._share.alone else None
+        return {
+            "order": type(self).__name__,
+            "n": self.n,
+            "group": self.group,
+            "seed": self.seed,
+            **({} if alone is None else {"rank": alone.ranks.rank, "ranks": alone.ranks.size}),
+        }
 
     def _check_state(self, state: State) -> None:
         """Raise if a state of the right kind has values that no order can have; nothing has changed yet."""
@@ -226,8 +256,8 @@ class BlindOrder(Order):
     ``step()`` and ``observe()`` are accepted so that a training loop need not know which order it has.
     """
 
-    def __init__(self, n: Any, *, group: int = 1, seed: int = 0) -> None:
-        super().__init__(n, group=group, seed=seed)
+    def __init__(self, n: Any, *, group: int = 1, seed: int = 0, distributed: Any = "auto") -> None:
+        super().__init__(n, group=group, seed=seed, distributed=distributed)
         self._driven = False  # has step() or observe() ever been called?
         self._peeked = False
 
@@ -248,6 +278,8 @@ class BlindOrder(Order):
         from ordain.gradients import as_gradients
 
         size = as_gradients(grads).size
+        if self._share is not None:
+            size = min(self._share.covered(size), self._drawn - self._taken)
         if indices is None:
             self._check_drawn(size)
         self._drive()

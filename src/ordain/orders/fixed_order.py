@@ -18,7 +18,7 @@ class FixedOrder(BlindOrder):
     [2, 0, 1]
     """
 
-    def __init__(self, permutation: Any) -> None:
+    def __init__(self, permutation: Any, *, distributed: Any = "auto") -> None:
         given = np.asarray(permutation)
         n = len(given) if given.ndim == 1 else 0
         if not n or given.dtype.kind not in "iu" or not np.array_equal(np.sort(given), np.arange(n)):
@@ -29,7 +29,7 @@ class FixedOrder(BlindOrder):
             )
         self._permutation = given.astype(np.int64)
         self._digest = digest(self._permutation)
-        super().__init__(n)
+        super().__init__(n, distributed=distributed)
 
     @classmethod
     def from_(cls, order: Order, epoch: int | None = None) -> FixedOrder:

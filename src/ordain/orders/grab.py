@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ordain import _rng, herding
 from ordain.balancing import Balancer, Deterministic, check_balancer
+from ordain.distributed.share import check_agreement
 from ordain.errors import InputError
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
@@ -48,6 +49,8 @@ class GraB(LearnedOrder):
     [1, 2, 3, 0]
     """
 
+    _sums = True
+
     def __init__(
         self,
         model: nn.Module | None,
@@ -84,6 +87,7 @@ class GraB(LearnedOrder):
         self._mean_inner: float
         self._slot_first: int
         self._begin_epoch()
+        check_agreement(self._share, **self._identity())
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -355,6 +359,14 @@ class GraB(LearnedOrder):
         kept = np.flatnonzero(self._places[slots] != ASIDE)
         if len(kept):
             self._learn(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept], cut=cut)
+
+    def _let_go(self) -> None:
+        """What waits for its rest keeps the middle: there will be no rest."""
+        for slot in (self._slot_first, self._slot_part):
+            if slot >= 0:
+                self._places[slot] = ASIDE
+        self._slot_first, self._slot_part, self._part_count = -1, -1, 0
+        self._vectors = {"table": self._vectors["table"]}
 
     def _allocate(self, batch: Gradients) -> Tensor:
         """``[1, d]`` of P, or ``[3, d]`` of P, m and the sum that becomes the next m.

@@ -11,8 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel import DistributedDataParallel
 
+from ordain.distributed.exchange import Local
+from ordain.distributed.share import Share, check_agreement
+from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
 from ordain.gradients.memory import shrinking
@@ -42,7 +47,10 @@ class LearnedOrder(Order):
         batch_dim: the dimension of the model's inputs that counts the examples.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
         seed: everything random follows from it.
+        distributed: what to do with the other ranks of a data-parallel run.
     """
+
+    _sums = False  # is what it learns a sum over examples, that ranks can add up?
 
     def __init__(
         self,
@@ -55,8 +63,11 @@ class LearnedOrder(Order):
         batch_dim: int = 0,
         group: int = 1,
         seed: int = 0,
+        distributed: Any = "auto",
     ) -> None:
-        super().__init__(n, group=group, seed=seed)
+        super().__init__(n, group=group, seed=seed, distributed=distributed)
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
         if model is not None and not isinstance(model, nn.Module):
             raise InputError(
                 f"a model of type {type(model).__name__}",
@@ -90,6 +101,25 @@ class LearnedOrder(Order):
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
             self._dim = self._source.dim
+        self._together: Together | None = None
+        if self._share is not None and not self._share.alone:
+            self._together = self._coordinated(self._share, model)
+
+    def _coordinated(self, share: Share, model: nn.Module | None) -> Together:
+        if share.options.mode == "sum" and (self._whole_units or not self._sums):
+            raise InputError(
+                f"mode='sum' for {'micro-batches' if self._whole_units else type(self).__name__}",
+                expected="GraB with gradients='exact' or 'func'",
+                remedy="Leave distributed= out: the exact mode serves every order.",
+            )
+        if self._whole_units or share.options.mode == "sum":
+            share.each = self.group  # a rank's batch is of whole units
+        if isinstance(self._source, ExactSource):
+            self._source.forget_sums()
+        if model is not None:
+            shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+            check_agreement(share, **{"length of gradients": self._dim, "parameters of the model": shapes})
+        return Together(self, share)
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -98,7 +128,38 @@ class LearnedOrder(Order):
         """How many examples' gradients were not finite and so took no part, over all epochs."""
         return self._set_aside
 
+    @property
+    def joinable(self) -> Joinable:
+        """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
+        if self._together is None:
+            raise StepError(
+                "joinable of an order that is not coordinated over ranks",
+                expected="an order made inside torch.distributed",
+                remedy="Call init_process_group() before making the order.",
+            )
+        return Company(self._together.step, self._like().device)
+
     def step(self) -> None:
+        if self._together is not None:
+            self._together.step(self._local_batches)
+            return
+        batches, examples = self._collected()
+        if examples is not None:
+            if examples:
+                self._observe_unit(batches[0], examples)
+            return
+        self._check_drawn(sum(batch.size for batch in batches))
+        for batch in batches:
+            self.observe(batch)
+
+    def _local_batches(self) -> list[Local]:
+        batches, examples = self._collected()
+        if examples is not None:
+            return [Local(examples, batches[0])] if examples else []
+        return [Local(batch.size, batch) for batch in batches]
+
+    def _collected(self) -> tuple[list[Gradients], int | None]:
+        """What the model's backward passes have brought; for micro-batches also how many examples that was."""
         if self._source is None:
             raise StepError(
                 "step() after detach()" if self._detached else "step() on an order without a model",
@@ -114,13 +175,7 @@ class LearnedOrder(Order):
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
-        if examples is not None:
-            if examples:
-                self._observe_unit(batches[0], examples)
-            return
-        self._check_drawn(sum(batch.size for batch in batches))
-        for batch in batches:
-            self.observe(batch)
+        return batches, examples
 
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
@@ -136,20 +191,44 @@ class LearnedOrder(Order):
         self._touched = True
 
     def skip(self, count: int) -> None:
-        if self._source is not None and self._source.drop(count):
+        waits = self._source is not None and self._source.drop(count)
+        if self._together is not None:
+            before = self._local_batches if waits else list[Local]
+            self._together.step(lambda: [*before(), Local(count, None)])
+            return
+        if waits:
             self.step()  # batches before this one, whose gradients wait: they come first
         slots = self._next_slots(count)
         super().skip(count)
+        self._pass_over(slots)
+
+    def _pass_over(self, slots: Indices) -> None:
         self._places[slots] = ASIDE
 
-    def observe(self, grads: Any, indices: Any = None) -> None:
-        batch = as_gradients(grads)
-        if self._dim is not None and batch.dim != self._dim:
+    def _check_dim(self, dim: int) -> None:
+        if self._dim is not None and dim != self._dim:
             raise GradientError(
-                f"gradients of length {batch.dim}",
+                f"gradients of length {dim}",
                 expected=f"length {self._dim}, as before",
                 remedy="Pass the same parameters, in the same order, every time.",
             )
+
+    def _like(self) -> Tensor:
+        """Of the dtype and on the device of the model's gradients."""
+        return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        if self._together is not None:
+            if indices is not None:
+                raise InputError(
+                    "indices on an order that is coordinated over ranks",
+                    expected="each rank to observe its examples in the order in which it drew them",
+                    remedy="Leave indices out.",
+                )
+            self._together.step(lambda: [Local(batch.size, batch) for batch in [as_gradients(grads)]])
+            return
+        batch = as_gradients(grads)
+        self._check_dim(batch.dim)
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)

@@ -1,0 +1,191 @@
+"""One step of all ranks: who has how many examples, and what they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ordain.distributed.gathered import Gathered
+from ordain.distributed.join import joined
+from ordain.distributed.ranks import Ranks, gather_texts
+from ordain.distributed.wire import DTYPES, Placed, packed, unpacked
+from ordain.errors import RanksError
+from ordain.gradients.base import Gradients
+from ordain.gradients.dense import Dense
+from ordain.gradients.factored import Factored
+from ordain.gradients.forms import Made
+
+_FAILED, _STEPPED, _SKIPPED, _JOINED = range(4)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What this rank brings to a step.
+
+    Attributes:
+        size: how many examples.
+        batch: their gradients; None if they are passed over.
+        stands: (epoch, examples done, digest of the order): what must be the same everywhere.
+    """
+
+    size: int
+    batch: Gradients | None
+
+
+class Exchange:
+    """The ranks' meeting point. Descriptions are sent once; a step costs one short message and the numbers."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._known: dict[int, str] = {}  # by digest: the same on every rank, since all hear of each at once
+
+    def meet(
+        self, collect: Callable[[], Sequence[Local]] | None, stands: tuple[int, int, int], *, send: bool
+    ) -> Iterator[Meeting]:
+        """One meeting for each batch of the rank that has most.
+
+        Args:
+            collect: gives this rank's batches, and may raise: then every rank does. None: this rank has no more
+                batches in this epoch and only keeps the others company.
+            stands: (epoch, examples done, digest of the order), which must be the same everywhere.
+            send: whether gradients are sent, or only numbers of examples.
+        """
+        error: BaseException | None = None
+        batches: Sequence[Local] = []
+        try:
+            batches = collect() if collect is not None else []
+        except Exception as raised:  # every rank must hear of it, or wait for ever
+            error = raised
+        number = 0
+        while True:
+            mine = batches[number] if number < len(batches) else Local(0, None)
+            status = _FAILED if error else _JOINED if collect is None else _STEPPED
+            if status == _STEPPED and mine.batch is None and mine.size:
+                status = _SKIPPED
+            text, data = "", torch.empty(0, dtype=torch.uint8)
+            if send and mine.batch is not None and mine.size and not error:
+                forms, scale = forms_of(mine.batch)
+                text, data = packed(forms, batch=mine.batch, scale=scale)
+            digest = _digest(text)
+            more = number + 1 < len(batches)
+            row = torch.tensor([status, more, mine.size, digest, len(data), *stands])
+            heads = self.ranks.gather(row)
+            self._check(heads, error)
+            texts = self._texts(heads[:, 3], text, digest)
+            every = self._numbers(heads[:, 4], data) if send else None
+            number += 1
+            yield Meeting(self.ranks, heads, texts, every, mine)
+            stands = (stands[0], -1, stands[2])  # the examples done have gone on, on all ranks alike
+            if not heads[:, 1].any():
+                return
+
+    def _check(self, heads: Tensor, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        failed = (heads[:, 0] == _FAILED).nonzero().flatten().tolist()
+        if failed:
+            raise RanksError(
+                f"an error in order.step() on rank {failed[0]}",
+                expected="a step of every rank",
+                remedy="Its own message, in that rank's log, says what was wrong.",
+            )
+        for place, what in ((5, "epoch"), (6, "number of examples done"), (7, "order")):
+            values = heads[heads[:, 0] != _JOINED, place].tolist()
+            if len(set(values)) > 1:
+                raise RanksError(
+                    f"ranks with different {what}: {values[:16]}",
+                    expected=f"the same {what} on every rank at every step",
+                    remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
+                    "order.step() (or order.skip()) as often on each.",
+                )
+
+    def _texts(self, digests: Tensor, text: str, digest: int) -> list[str]:
+        wanted = digests.tolist()
+        if any(one not in self._known for one in wanted):
+            every = gather_texts(self.ranks, text)
+            self._known |= {one: told.strip() for one, told in zip(wanted, every, strict=True)}
+        return [self._known[one] for one in wanted]
+
+    def _numbers(self, lengths: Tensor, data: Tensor) -> Tensor | None:
+        longest = int(lengths.max())
+        if not longest:
+            return None
+        if len(data) < longest:
+            data = torch.cat([data, data.new_zeros(longest - len(data))])
+        return self.ranks.gather(data)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What came of one: see :class:`Exchange`."""
+
+    ranks: Ranks
+    heads: Tensor
+    texts: list[str]
+    data: Tensor | None
+    mine: Local
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many examples each rank has."""
+        return [int(size) for size in self.heads[:, 2]]
+
+    @property
+    def skipped(self) -> list[bool]:
+        """Which ranks pass theirs over."""
+        return [int(status) == _SKIPPED for status in self.heads[:, 0]]
+
+    def gathered(self, kept: Sequence[Tensor], places: Sequence[Tensor], *, device: torch.device) -> Gathered:
+        """All ranks' gradients.
+
+        Args:
+            kept: for each rank, which of its examples count.
+            places: for each rank, which row of the whole each of those is.
+            device: where the answers live.
+        """
+        told = json.loads(next(text for text in self.texts if text))
+        like = torch.empty(0, dtype=DTYPES[told["dtype"]], device=device)
+        batches: list[Placed] = []
+        scales: list[float] = []
+        for rank, (text, rows) in enumerate(zip(self.texts, kept, strict=True)):
+            if not text or not len(rows) or self.data is None:
+                batches.append([])
+                scales.append(0.0)
+                continue
+            size, scale, forms = unpacked(text, self.data[rank])
+            if len(rows) < size:
+                forms = [(offset, form.select(rows)) for offset, form in forms]
+            batches.append(forms)
+            scales.append(scale)
+        common = max(scales)
+        forms = joined(batches, places, [scale / common if scale else 1.0 for scale in scales])
+        total = sum(len(place) for place in places)
+        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like)
+
+
+def forms_of(batch: Gradients) -> tuple[Placed, float]:
+    """A batch's forms and scale, whatever kind of batch it is."""
+    if isinstance(batch, Factored):
+        return list(batch._forms), batch.scale
+    blocks = batch._blocks if isinstance(batch, Dense) else [batch.weighted_sum(torch.eye(batch.size).to(batch.device))]
+    placed: Placed = []
+    offset = 0
+    for block in blocks:
+        placed.append((offset, Made(block.unsqueeze(1))))
+        offset += block.shape[1]
+    return placed, 1.0
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def fingerprint(array: Any) -> int:
+    """A number of 56 bits for an array."""
+    return int.from_bytes(hashlib.blake2b(array.tobytes(), digest_size=7).digest(), "big")

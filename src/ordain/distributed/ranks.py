@@ -1,0 +1,117 @@
+"""The ranks of a run and what they say to each other: every collective is here, counted, and fails with a name.
+
+GPU (nccl) is written for but untested: tensors go through the device that the group's backend needs.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ordain.errors import RanksError
+
+Answer = TypeVar("Answer")
+
+
+class Ranks(Protocol):
+    """W processes (or threads, in tests) that call the same methods in the same sequence."""
+
+    rank: int
+    size: int
+    sent: int  # bytes that this rank has handed over so far
+    calls: int  # in how many collectives
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """``[...]`` of the same shape everywhere to ``[W, ...]``, the same everywhere."""
+
+    def add(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by the sum over all ranks, the same everywhere."""
+
+
+class ProcessRanks:
+    """Over a process group of its own, so that nothing of the user's comes in between.
+
+    Args:
+        group: the ranks; all of the default group if None.
+        timeout: seconds after which a rank that does not answer counts as lost.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, *, timeout: float) -> None:
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._group = dist.new_group(
+            members, timeout=timedelta(seconds=timeout), use_local_synchronization=group is not None
+        )
+        self.rank = dist.get_rank(self._group)
+        self.size = dist.get_world_size(self._group)
+        self.sent = self.calls = 0
+        backend = dist.get_backend(self._group)
+        self._device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else None
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        there = tensor.contiguous() if self._device is None else tensor.contiguous().to(self._device)
+        every = there.new_empty(self.size, *there.shape)
+        self._called(lambda: dist.all_gather(list(every.unbind()), there, group=self._group), there)
+        return every.to(tensor.device)
+
+    def add(self, tensor: Tensor) -> None:
+        there = tensor if self._device is None else tensor.to(self._device)
+        self._called(lambda: dist.all_reduce(there, group=self._group), there)
+        if there is not tensor:
+            tensor.copy_(there)
+
+    def _called(self, collective: Callable[[], Any], tensor: Tensor) -> None:
+        self.sent += tensor.numel() * tensor.element_size()
+        self.calls += 1
+        try:
+            collective()
+        except RuntimeError as error:
+            raise RanksError(
+                f"no answer from another rank in order.step() (rank {self.rank} of {self.size}: {_short(error)})",
+                expected="every rank to call order.step() after each of its backward passes",
+                remedy="Look for the first error among the ranks' logs: a rank that ended or raised takes the others "
+                "down. Start again under torchrun from the last saved state.",
+            ) from error
+
+
+def gather_texts(ranks: Ranks, text: str) -> list[str]:
+    """Every rank's text."""
+    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    lengths = ranks.gather(torch.tensor(len(data)))
+    room = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+    room[: len(data)] = data
+    every = ranks.gather(room)
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(every, lengths.tolist(), strict=True)]
+
+
+def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
+    """Raise on every rank, with all values named, if the ranks do not have the same facts."""
+    told = json.dumps(facts, sort_keys=True, default=str)
+    digests = ranks.gather(torch.tensor(zlib.crc32(told.encode())))
+    if len(set(digests.tolist())) == 1:
+        return
+    every = [json.loads(text) for text in gather_texts(ranks, told)]
+    for name in sorted({name for one in every for name in one}):
+        values = [str(one.get(name)) for one in every]
+        if len(set(values)) > 1:
+            raise RanksError(
+                f"ranks with different {name}: " + _listed(values),
+                expected=f"the same {name} on every rank",
+                remedy="Build the order with the same arguments, from the same data and model, on every rank.",
+            )
+
+
+def _listed(values: Sequence[str]) -> str:
+    shown = [f"{value[:60]} on rank {rank}" for rank, value in enumerate(values[:8])]
+    return ", ".join(shown) + (f", and {len(values) - 8} more" if len(values) > 8 else "")
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

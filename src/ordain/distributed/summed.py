@@ -1,0 +1,141 @@
+"""Less traffic: each rank balances its own batch against the common sum, and only what it adds to that is sent.
+
+A step sends d numbers for the signed sum (with mean centring as many again for the mean), a byte for each unit's sign
+and a few counts. Signs differ from one process's in that a rank does not see what the others do in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ordain.errors import RanksError
+from ordain.gradients.base import Gradients
+from ordain.gradients.dense import Dense
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ordain.distributed.ranks import Ranks
+    from ordain.orders.grab import GraB
+
+    Indices = NDArray[np.int64]
+
+# What a rank's batch adds to, and so what is added up over ranks.
+_TALLIES = ("_surplus", "_mean_inner", "_summed", "_signed", "_set_aside")
+
+
+class Apart:
+    """A batch whose sums go to a place of their own, so that they can be added up over ranks first."""
+
+    def __init__(self, batch: Gradients, sums: Tensor) -> None:
+        self._batch, self.sums = batch, sums
+        self.size, self.dim, self.dtype, self.device = batch.size, batch.dim, batch.dtype, batch.device
+
+    def gram(self) -> Tensor:
+        return self._batch.gram()
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self._batch.dot(vectors)
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return self._batch.products(vectors)
+
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return self._batch.paired_products(vectors)
+
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return self._batch.weighted_sum(weights)
+        self._batch.weighted_sum(weights, out=self.sums[: len(weights)])
+        return out
+
+    def select(self, rows: Tensor) -> Apart:
+        return Apart(self._batch.select(rows), self.sums)
+
+
+def learn_apart(
+    order: GraB, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
+) -> None:
+    """One step: balance ``batch``, this rank's, and take over what all ranks found.
+
+    Args:
+        order: this rank's copy, in the same state as the others'.
+        ranks: all of them.
+        batch: this rank's gradients; None if it has none.
+        slots: for each rank, the slots of its rows.
+        device: where the vectors live, for a rank without a batch.
+    """
+    dim = batch.dim if batch is not None else order._dim or 0
+    if "table" not in order._vectors:
+        order._allocate(
+            batch if batch is not None else Dense([torch.zeros(0, dim, dtype=order._like().dtype, device=device)])
+        )
+    table = order._vectors["table"]
+    before = [float(getattr(order, name)) for name in _TALLIES]
+    failures, own_before = float(order._state[1]), float(order._state[2])
+    share = 2 if order._paired else 1
+    counts = [len(np.unique(one)) // share for one in slots]
+    order._signed += sum(counts[: ranks.rank])  # coins of its own
+    started = order._signed
+    sums = torch.zeros(len(table) // 2 + 1, dim, dtype=table.dtype, device=table.device)
+    error: Exception | None = None
+    mine = slots[ranks.rank]
+    try:
+        if batch is not None and len(mine):
+            order._take(Apart(batch, sums), mine)
+            order._let_go()
+    except Exception as raised:  # the others must hear of it, or wait for ever
+        error = raised
+        sums.zero_()
+    told = [float(error is not None), float(order._state[1]) - failures, float(order._state[2])]
+    told += [float(getattr(order, name)) - old for name, old in zip(_TALLIES, before, strict=True)]
+    told[3 + _TALLIES.index("_signed")] = float(order._signed - started)
+    every, places = _told(ranks, told, order._places, slots)
+    failed = np.flatnonzero(every[:, 0])
+    if error is not None:
+        raise error
+    if len(failed):
+        raise RanksError(
+            f"an error in order.step() on rank {failed[0]}",
+            expected="a step of every rank",
+            remedy="Its own message, in that rank's log, says what was wrong.",
+        )
+    ranks.add(sums)
+    table[0].add_(sums[0])
+    if not order._paired:
+        table[2].add_(sums[1])
+    for one, found in zip(slots, places, strict=True):
+        order._places[np.unique(one)] = found
+    for name, old, added in zip(_TALLIES, before, every[:, 3:].sum(axis=0), strict=True):
+        setattr(order, name, type(getattr(order, name))(old + added))
+    order._state = np.array([_square(order, table), failures + every[:, 1].sum(), max(own_before, every[:, 2].max())])
+
+
+def _told(
+    ranks: Ranks, told: list[float], places: NDArray[np.int8], slots: Sequence[Indices]
+) -> tuple[NDArray[np.float64], list[NDArray[np.int8]]]:
+    """Every rank's numbers ``[W, k]`` and the places of its units, in one message."""
+    units = [np.unique(one) for one in slots]
+    numbers = np.array(told)
+    data = np.zeros(numbers.nbytes + max(len(one) for one in units), dtype=np.uint8)
+    data[: numbers.nbytes] = numbers.view(np.uint8)
+    mine = places[units[ranks.rank]].view(np.uint8)
+    data[numbers.nbytes : numbers.nbytes + len(mine)] = mine
+    every = ranks.gather(torch.from_numpy(data)).numpy()
+    found = [
+        row[numbers.nbytes : numbers.nbytes + len(one)].view(np.int8) for row, one in zip(every, units, strict=True)
+    ]
+    return np.ascontiguousarray(every[:, : numbers.nbytes]).view(np.float64), found
+
+
+def _square(order: GraB, table: Tensor) -> float:
+    """|s|^2, for s = P - E m."""
+    if order._paired:
+        return float(table[0] @ table[0])
+    s = table[0] - order._surplus * table[1]
+    return float(s @ s)
