@@ -109,6 +109,11 @@ class GraB(LearnedOrder):
         else:
             super().observe(grads, indices)
 
+    def skip(self, count: int) -> None:
+        super().skip(count)
+        if self._slot_part >= 0 and self._places[self._slot_part] == ASIDE:
+            self._drop_part()
+
     def history(self, epoch: int) -> Indices:
         self._check_epoch(epoch)
         if epoch == self._epoch:
@@ -348,13 +353,19 @@ class GraB(LearnedOrder):
     def _learn_finite(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
         """Set bad examples aside (and the whole of their unit), and learn from the others."""
         bad = ~np.isfinite(batch.gram().diagonal().cpu().numpy())
-        if bad.any():
-            self._put_aside(np.unique(slots[bad]), int(bad.sum()))
-        if self._slot_part >= 0 and self._places[self._slot_part] == ASIDE:
-            self._slot_part, self._part_count = -1, 0
-        kept = np.flatnonzero(self._places[slots] != ASIDE)
+        lost = np.unique(slots[bad])
+        if self._slot_part >= 0 and (self._slot_part in lost or self._places[self._slot_part] == ASIDE):
+            self._drop_part()
+        kept = np.flatnonzero((self._places[slots] != ASIDE) & ~np.isin(slots, lost))
         if len(kept):
             self._learn(batch.select(torch.from_numpy(kept).to(batch.device)), slots[kept], cut=cut)
+        if bad.any():  # last, so that a second start (memory ran out) counts nothing twice
+            self._put_aside(lost, int(bad.sum()))
+
+    def _drop_part(self) -> None:
+        """The incomplete unit keeps the middle: what waits for its rest is let go."""
+        self._slot_part, self._part_count = -1, 0
+        self._vectors = {name: vector for name, vector in self._vectors.items() if name != "part"}
 
     def _allocate(self, batch: Gradients) -> Tensor:
         """``[1, d]`` of P, or ``[3, d]`` of P, m and the sum that becomes the next m.
