@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ordain import GraB, Herding
 from ordain.errors import MemoryLimitError, StateError, StepError
 from ordain.gradients import ExactSource, forms, memory
+from ordain.gradients.dense import Dense
 
 # --- memory ---------------------------------------------------------------------------------------
 
@@ -185,6 +186,28 @@ def test_stored_gradients_that_find_no_room_change_nothing() -> None:
     assert str(order.state_dict()) == str(before)
     order.observe(torch.ones(3, 4, dtype=torch.float64))
     assert is_permutation(order.sampler, 6)
+
+
+@pytest.mark.filterwarnings("ignore::ordain.errors.OrdainWarning")
+@pytest.mark.parametrize("build", [GraB, Herding])
+def test_memory_that_runs_out_counts_no_example_twice(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start has found an example that is not finite, and finds no room for the others."""
+    select, calls = Dense.select, []
+
+    def scarce(self: Dense, rows: Tensor) -> Any:
+        calls.append(rows)
+        if len(calls) == 1:
+            raise MemoryError
+        return select(self, rows)
+
+    monkeypatch.setattr(Dense, "select", scarce)
+    order = build(None, 6)
+    list(order.sampler)
+    rows = torch.eye(6, dtype=torch.float64)
+    rows[2] = torch.nan
+    order.observe(rows)
+    assert len(calls) == 2
+    assert order.set_aside == 1
 
 
 @pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])

@@ -280,19 +280,6 @@ class Trained(Machine):
 
 
 @pytest.mark.filterwarnings("ignore::ordain.errors.OrdainWarning")
-@pytest.mark.parametrize(
-    "machine",
-    [
-        pytest.param(
-            Observed,
-            marks=pytest.mark.xfail(
-                strict=False,
-                reason="known: a state saved after the rest of a unit was set aside, or after skip() of a blind order, "
-                "is not loaded as it was saved",
-            ),
-        ),
-        Trained,
-    ],
-)
+@pytest.mark.parametrize("machine", [Observed, Trained])
 def test_random_sequences(machine: type[Machine]) -> None:
     run_state_machine_as_test(machine, settings=SEQUENCES)

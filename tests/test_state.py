@@ -97,6 +97,61 @@ def test_loaded_and_saved_again_it_is_the_same(name: str) -> None:
         assert listed(order.state_dict()) == listed(state)
 
 
+@pytest.mark.filterwarnings("ignore::ordain.errors.OrdainWarning")
+@pytest.mark.parametrize("how", ["skip", "nan"])
+@pytest.mark.parametrize("centering", ["mean", "pair"])
+def test_part_of_a_unit_whose_rest_is_set_aside_waits_for_nothing(centering: Any, how: str) -> None:
+    """Saved at that moment, the state loads as it was saved; what comes later is the same."""
+    field = gradient_field(N, DIM)
+    order = GraB(None, N, group=3, centering=centering)
+    drawn = list(order.sampler)
+    order.observe(np.stack([field(i, 0) for i in drawn[:4]]))  # a unit, and one example of the next
+    assert "part" in order.state_dict()["vectors"]
+    if how == "skip":
+        order.skip(1)
+    else:
+        order.observe(np.full((1, DIM), np.nan))
+    state = reloaded(order.state_dict())
+    assert state["vectors"].keys() == {"table"} | ({"first"} if centering == "pair" else set())
+    other = GraB(None, N, group=3, centering=centering)
+    other.load_state_dict(state)
+    assert listed(other.state_dict()) == listed(state)
+    other.resume()
+    assert list(other.sampler) == drawn[5:]
+    for one in (order, other):
+        one.observe(np.stack([field(i, 0) for i in drawn[5:]]))
+    assert [run_epoch(order, field, epoch, BATCH) for epoch in (1, 2)] == [
+        run_epoch(other, field, epoch, BATCH) for epoch in (1, 2)
+    ]
+    assert listed(order.state_dict()) == listed(other.state_dict())
+
+
+def test_what_was_passed_over_is_saved_by_orders_that_see_nothing() -> None:
+    for first, drawn in ((2, 0), (2, 3), (N, 1)):
+        order, other = build("rr", N), build("rr", N)
+        indices = iter(order.sampler)
+        for _ in range(min(first + drawn, N)):
+            next(indices)
+        order.skip(first)
+        state = order.state_dict()
+        assert (state["touched"], state["uncounted"], state["taken"]) == (True, True, 0)
+        other.load_state_dict(reloaded(state))
+        assert listed(other.state_dict()) == listed(state)
+        assert list(other.sampler) == list(order.sampler) == order.history(1).tolist()
+
+
+def test_a_look_at_the_data_is_one_look_also_if_saved() -> None:
+    """Nobody steps: a first short pass is a look, a second one is an epoch, whether or not it was saved between."""
+    order = build("rr", N)
+    next(iter(order.sampler))
+    other = build("rr", N)
+    other.load_state_dict(reloaded(order.state_dict()))
+    for one in (order, other):
+        next(iter(one.sampler))
+        next(iter(one.sampler))
+    assert order.epoch == other.epoch == 1
+
+
 # --- without vectors, without history ---------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ordain.distributed.ranks import Ranks
-    from ordain.orders.grab import GraB
+    from ordain.orders.balanced import BalancedOrder
 
     Indices = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class Apart:
 
 
 def learn_apart(
-    order: GraB, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
+    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
 ) -> None:
     """One step: balance ``batch``, this rank's, and take over what all ranks found.
 
@@ -133,7 +133,7 @@ def _told(
     return np.ascontiguousarray(every[:, : numbers.nbytes]).view(np.float64), found
 
 
-def _square(order: GraB, table: Tensor) -> float:
+def _square(order: BalancedOrder, table: Tensor) -> float:
     """|s|^2, for s = P - E m."""
     if order._paired:
         return float(table[0] @ table[0])

@@ -18,7 +18,7 @@ from ordain.errors import RanksError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ordain.orders.grab import GraB
+    from ordain.orders.balanced import BalancedOrder
     from ordain.orders.learned import LearnedOrder
 
     Indices = NDArray[np.int64]
@@ -74,7 +74,7 @@ class Together:
         self._order._touched = self._order._touched or rows.count > 0
 
     def _learn_mine(self, meeting: Meeting, rows: _Rows) -> None:
-        order, rank = cast("GraB", self._order), self._share.ranks.rank
+        order, rank = cast("BalancedOrder", self._order), self._share.ranks.rank
         order._pass_over(rows.passed)
         batch = meeting.mine.batch
         if batch is not None and len(rows.kept[rank]) < batch.size:

@@ -295,13 +295,11 @@ class BlindOrder(Order):
         self._touched = self._driven = True
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        state = super().state_dict(vectors=vectors, history=history)
         undriven = self._drawn > 0 and not self._driven  # nobody calls step(): the cursor is all there is
-        return super().state_dict(vectors=vectors, history=history) | {
-            "touched": self._touched or (undriven and not self._is_look()),
-            "uncounted": self._uncounted or undriven,
-            "driven": self._driven,
-            "peeked": self._peeked,
-        }
+        if undriven:
+            state |= {"taken": 0, "touched": self._touched or not self._is_look(), "uncounted": True}
+        return state | {"driven": self._driven, "peeked": self._peeked or undriven}
 
     def _load(self, state: State) -> None:
         super()._load(state)

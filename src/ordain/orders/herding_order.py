@@ -116,11 +116,11 @@ class Herding(LearnedOrder):
         if not (rows.abs() <= herding.LARGEST).all():  # as NaN is not: nor can any routine take more than that
             squares = batch.gram().diagonal().to("cpu", torch.float64)
             bad = ~(squares.numpy() <= herding.LARGEST**2)
-            self._put_aside(np.unique(slots[bad]), int(bad.sum()))
             kept = np.flatnonzero(~bad)
             if len(kept):
                 good = batch.select(torch.from_numpy(kept).to(batch.device))
                 self._store(good, slots[kept], shares=shares[kept], counts=np.broadcast_to(counts, len(slots))[kept])
+            self._put_aside(np.unique(slots[bad]), int(bad.sum()))  # last: a second start counts nothing twice
             return
         self._stored.index_add_(0, torch.from_numpy(slots), rows)
         np.add.at(self._counts, slots, counts)
