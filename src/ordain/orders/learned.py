@@ -131,13 +131,13 @@ class LearnedOrder(Order):
     @property
     def joinable(self) -> Joinable:
         """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
-        if self._together is None:
+        if self._together is None or self._share is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return Company(self._together.step, self._like().device)
+        return Company(self._together.step, self._like().device, self._share.options.group)
 
     def step(self) -> None:
         if self._together is not None:
@@ -180,15 +180,19 @@ class LearnedOrder(Order):
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
+        self._check_unit(slots, examples)
+        shrinking(partial(self._take_units, batch, slots))
+        self._taken += examples
+        self._touched = True
+
+    def _check_unit(self, slots: Indices, examples: int) -> None:
+        """A micro-batch must be one unit, whole."""
         if len(slots) != 1 or examples != self._sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        shrinking(partial(self._take_units, batch, slots))
-        self._taken += examples
-        self._touched = True
 
     def skip(self, count: int) -> None:
         waits = self._source is not None and self._source.drop(count)
