@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,13 +11,35 @@ from typing import Any
 
 import pytest
 import torch
+from thread_ranks import ThreadRanks, run_ranks
 from torch.utils.data import TensorDataset
 from workers.ddp_exact import EPOCHS, made, scenarios, train
 
 from ordain import GraB, RandomReshuffling
+from ordain.distributed import Distributed
 from ordain.distributed.deal import dealt
 
+pytestmark = pytest.mark.xdist_group("ddp")  # one start of four processes serves all
 WORKER = Path(__file__).parent / "workers" / "ddp_exact.py"
+
+
+class Averaging(torch.nn.Module):
+    """What DistributedDataParallel does, for threads."""
+
+    def __init__(self, model: torch.nn.Module, ranks: ThreadRanks) -> None:
+        super().__init__()
+        self.model, self.ranks = model, ranks
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(self.average)
+
+    def average(self, p: torch.Tensor) -> None:
+        self.ranks.add(p.grad)
+        p.grad.div_(self.ranks.size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
 ALL = {name: rest for name, *rest in scenarios()}
 EXACT = [name for name in ALL if name.split("-")[0] not in ("sum", "independent", "rr", "rest", "join")]
 
@@ -34,7 +57,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         str(WORKER),
         str(out),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(4)]
 
@@ -76,6 +101,28 @@ def test_all_ranks_have_the_same_permutations(found: list[dict[str, Any]], name:
     assert all(one == orders[0] for one in orders)
     assert all(sorted(order) == list(range(n)) for order in orders[0])
     assert len({tuple(order) for order in orders[0]}) == EPOCHS + 1
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("sum")])
+def test_sums_from_the_averaged_gradient(found: list[dict[str, Any]], name: str) -> None:
+    """In threads every sum is sent; DistributedDataParallel's is taken from p.grad, unless it was clipped."""
+    ranks, task, options, loop = ALL[name]
+    model, x, y = made(task)
+
+    def job(one: ThreadRanks) -> dict[str, Any]:
+        rule = Distributed(mode="sum", ranks=one)
+        mine = Averaging(copy.deepcopy(model), one)
+        order = GraB(mine.model, len(x), centering=options.get("centering", "mean"), distributed=rule)
+        return train(order, mine, TensorDataset(x, y), **loop) | {"sent": one.sent}
+
+    expected = run_ranks(ranks, job)
+    for rank in range(ranks):
+        assert found[rank][name]["orders"] == expected[rank]["orders"]
+    d = sum(p.numel() for p in model.parameters()) * 8
+    steps = EPOCHS * 48 // (ranks * loop["batch"])
+    whole = 2 if name == "sum-clipped-2" else 1
+    told = found[0][name]["sent"] - whole * steps * d
+    assert 0 < told < steps * 300 + d * 4 + 4000  # the first step of an epoch sends both
 
 
 def test_independent_ranks_keep_their_shards(found: list[dict[str, Any]]) -> None:

@@ -64,7 +64,14 @@ def made(task: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def train(
-    order: Any, model: nn.Module, data: TensorDataset, *, batch: int, accumulate: int = 1, joined: bool = False
+    order: Any,
+    model: nn.Module,
+    data: TensorDataset,
+    *,
+    batch: int,
+    accumulate: int = 1,
+    joined: bool = False,
+    clip: float = 0.0,
 ) -> dict[str, Any]:
     """An ordinary loop; with ``accumulate`` batches to an optimizer step."""
     loader = DataLoader(data, batch_size=batch, sampler=order.sampler)
@@ -77,6 +84,8 @@ def train(
                 last = number % accumulate == accumulate - 1 or number == len(loader) - 1
                 with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
                     (cross_entropy(model(x), y)).backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
                 if last:
                     order.step()
                     optimizer.step()
@@ -103,6 +112,7 @@ def scenarios() -> Iterator[tuple[str, int, str, dict[str, Any], dict[str, Any]]
     for mode in ("sum", "independent"):
         for centering in ("mean", "pair"):
             yield f"{mode}-{centering}-4", 4, "tabular", {"centering": centering, "mode": mode}, {"batch": 4}
+    yield "sum-clipped-2", 2, "tabular", {"mode": "sum"}, {"batch": 6, "clip": 0.1}
     yield "join-3", 3, "tabular", {"tail": "uneven", "n": 46}, {"batch": 4, "joined": True}
     yield "rest-4", 4, "tabular", {"n": 46}, {"batch": 3}
     yield "rr-4", 4, "tabular", {"order": "rr"}, {"batch": 3}

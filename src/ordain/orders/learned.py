@@ -66,6 +66,7 @@ class LearnedOrder(Order):
         distributed: Any = "auto",
     ) -> None:
         super().__init__(n, group=group, seed=seed, distributed=distributed)
+        self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
         if isinstance(model, DistributedDataParallel):
             model = model.module
         if model is not None and not isinstance(model, nn.Module):
@@ -220,6 +221,10 @@ class LearnedOrder(Order):
     def _like(self) -> Tensor:
         """Of the dtype and on the device of the model's gradients."""
         return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
+        """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
+        return isinstance(self._source, ExactSource) and self._source.sum_left(out, ranks)
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self._together is not None:
