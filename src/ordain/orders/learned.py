@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
-from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
+from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
 from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices, Order
 from ordain.orders.state import State, array, broken, check_count, check_permutation
@@ -41,6 +40,7 @@ class LearnedOrder(Order):
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the dimension of the model's inputs that counts the examples.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
+        sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
         seed: everything random follows from it.
     """
 
@@ -54,9 +54,11 @@ class LearnedOrder(Order):
         loss_reduction: Literal["mean", "sum"] = "mean",
         batch_dim: int = 0,
         group: int = 1,
+        sketch: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(n, group=group, seed=seed)
+        self._sketch = None if sketch is None else Sketch(sketch, seed=seed)
         if model is not None and not isinstance(model, nn.Module):
             raise InputError(
                 f"a model of type {type(model).__name__}",
@@ -83,13 +85,19 @@ class LearnedOrder(Order):
         self._out_of_turn = False  # has observe() been given indices in this epoch?
         self._set_aside = 0
         self._warned: set[str] = set()
-        self._dim: int | None = None
+        self._dim: int | None = sketch  # the length of what is ordered by
+        self._given_dim: int | None = None  # the length of the gradients that come
+        # Parameters lie differently in gradients that come another way, and so do their sketches.
+        self._sketched_from = "observe" if model is None else gradients
         self._source: Source | None = None
         self._detached = False
         if model is not None:
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
-            self._dim = self._source.dim
+            self._given_dim = self._source.dim
+            self._dim = self._source.dim if sketch is None else sketch
+            if sketch is not None and isinstance(self._source, ExactSource):
+                self._source.forget_sums()
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class LearnedOrder(Order):
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        shrinking(partial(self._take_units, batch, slots))
+        shrinking(lambda: self._take_units(self._sketched(batch), slots))
         self._taken += examples
         self._touched = True
 
@@ -144,17 +152,18 @@ class LearnedOrder(Order):
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         batch = as_gradients(grads)
-        if self._dim is not None and batch.dim != self._dim:
+        if self._given_dim is not None and batch.dim != self._given_dim:
             raise GradientError(
                 f"gradients of length {batch.dim}",
-                expected=f"length {self._dim}, as before",
+                expected=f"length {self._given_dim}, as before",
                 remedy="Pass the same parameters, in the same order, every time.",
             )
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)
-        shrinking(partial(self._take, batch, slots))
-        self._dim = batch.dim
+        shrinking(lambda: self._take(self._sketched(batch), slots))
+        self._given_dim = batch.dim
+        self._dim = batch.dim if self._sketch is None else self._sketch.k
         self._taken += batch.size if indices is None else 0
         self._out_of_turn |= indices is not None
         self._touched = True
@@ -164,6 +173,9 @@ class LearnedOrder(Order):
             self._source.detach()
             self._source = None
             self._detached = True
+
+    def _sketched(self, batch: Gradients) -> Gradients:
+        return batch if self._sketch is None else self._sketch(batch)
 
     # --- for subclasses ---------------------------------------------------------------------------
 
@@ -301,6 +313,7 @@ class LearnedOrder(Order):
             "dim": self._dim,
             "origin": origin,
             "origin_arrangement": torch.from_numpy(first),
+            **({} if self._sketch is None else {"given_dim": self._given_dim}),
         }
 
     def _check_state(self, state: State) -> None:
@@ -311,21 +324,42 @@ class LearnedOrder(Order):
         check_count(state, "set_aside")
         if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
             raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
+        if self._sketch is None and state.get("sketch") is not None:
+            raise StateError(
+                f"a state with sketch={state['sketch']!r}",
+                expected="a state of an order without sketches",
+                remedy="Build the order with the arguments it was saved under.",
+            )
+        given = None if self._sketch is None else state["given_dim"]
+        if given is not None and (type(given) is not int or given < 1):
+            raise broken("given_dim", repr(given), "the length of a gradient")
+        if self._given_dim is not None and given not in (None, self._given_dim):
+            raise self._other_length(given)
         if state["dim"] is not None and (type(state["dim"]) is not int or state["dim"] < 1):
             raise broken("dim", repr(state["dim"]), "the length of a gradient")
         if self._dim is not None and state["dim"] not in (None, self._dim):
-            raise StateError(
-                f"a state for gradients of length {state['dim']}",
-                expected=f"length {self._dim}",
-                remedy="Load it into the model it was saved with.",
-            )
+            raise self._other_length(state["dim"])
+
+    def _other_length(self, length: int) -> StateError:
+        return StateError(
+            f"a state for gradients of length {length}",
+            expected=f"length {self._given_dim}",
+            remedy="Load it into the model it was saved with.",
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return super()._identity() | (
+            {} if self._sketch is None else {"sketch": f"{self._sketch.k} of {self._sketched_from}"}
+        )
 
     def _load(self, state: State) -> None:
         super()._load(state)
         self._arrangement = array(state["arrangement"])
         self._places = array(state["places"])
         self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
-        self._dim = state["dim"] if self._source is None else self._source.dim
+        if self._source is None:
+            self._dim = state["dim"]
+            self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
         self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
 
     def _check_epoch(self, epoch: int) -> None:
