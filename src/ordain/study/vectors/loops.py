@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ordain._kernels import compile_loop
 from ordain.study.vectors.problems import KINKED, QUADRATIC
 
 __all__ = ["clipped_walk", "epoch", "longest_prefixes", "summed_signs"]
@@ -70,7 +71,7 @@ def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Flo
     return signs
 
 
-@_compiled
+@compile_loop
 def summed_signs(
     z: NDArray[Any], sigma: NDArray[np.int64], world: int, each: int, paired: bool, centre: Floats
 ) -> NDArray[np.int8]:
