@@ -20,7 +20,7 @@ from ordain.study.tasks import TASKS, Problem
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 EPOCHS, SEEDS, BATCH = 10, 5, 32
-TIMED = ("logistic", "mlp", "lenet", "bert", "lstm")
+TIMED = ("logistic", "mlp", "lenet", "bert")
 
 
 def trained(problem: Problem) -> torch.nn.Module:

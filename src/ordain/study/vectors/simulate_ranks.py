@@ -26,7 +26,7 @@ class Ranks:
     """``each`` examples a rank and step; or as many as make ``batch`` examples a step of all ranks."""
 
     seeds: int = 2
-    n: int = 65_536
+    n: int = 32_768
     d: int = 128
     epochs: int = 10
     worlds: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
