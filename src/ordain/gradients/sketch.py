@@ -18,7 +18,7 @@ from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense, as_gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.hashing import Hashes
-from ordain.gradients.memory import few_examples
+from ordain.gradients.memory import chunk_numbers
 
 _KEPT = 2**16  # hashes of longer flat gradients are drawn each time: keeping them would take more room than a gradient
 _MOST = 2**31
@@ -28,12 +28,14 @@ class Sketch:
     """The map S for gradients of any length, with the hashes it has drawn so far: rows + cols numbers a parameter.
 
     Args:
-        k: how many numbers an example keeps. The noise of an inner product is about sqrt(2/k) of the two norms.
+        k: how many numbers an example keeps. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k where g and h
+            are outer products, whose rows and columns are hashed apart.
         seed: everything random follows from it.
 
     >>> one, other = torch.ones(1, 50), torch.arange(50.0)[None]
     >>> small = Sketch(16, seed=1)
-    >>> bool(torch.allclose(small(Dense([one])).dot(torch.eye(16)), small(Dense([one])).dot(torch.eye(16))))
+    >>> a, b, both = (small(Dense([g])).blocks()[0] for g in (one, other, one + other))
+    >>> torch.allclose(a + b, both)
     True
     """
 
@@ -60,7 +62,7 @@ class Sketch:
 
     def _add_any(self, batch: Gradients, out: Tensor) -> None:
         """Of gradients known by their operations alone: a few rows are made at a time."""
-        step = few_examples(batch.size) or batch.size
+        step = max(1, chunk_numbers() // max(1, batch.dim))
         hashes = self.hashes(0, 1, batch.dim, out)
         for lo in range(0, batch.size, step):
             hi = min(lo + step, batch.size)
