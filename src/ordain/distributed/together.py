@@ -50,8 +50,6 @@ class Together:
         order, share = self._order, self._share
         order._check_drawn(sum(one.size for one in batches), share.own(order._drawn) - share.own(order._taken))
         for one in batches:
-            if one.batch is not None:
-                order._check_dim(one.batch.dim)
             if order._whole_units and one.size:
                 start = share.own(order._taken)
                 positions = share.positions[start : start + one.size] % share.n

@@ -33,7 +33,7 @@ class GraB(BalancedOrder):
         balancer: :class:`~ordain.balancing.Deterministic` (Algorithm 5) by default.
         freeze_after: learn for this many epochs, then keep the order; 1 is the paper's *1-step GraB*.
         **options: see :class:`~ordain.orders.learned.LearnedOrder`: gradients, params, loss_reduction,
-            batch_dim, group, seed.
+            batch_dim, group, sketch, seed.
 
     >>> order = GraB(None, 4, seed=1)
     >>> first = list(order.sampler)

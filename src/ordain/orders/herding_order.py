@@ -32,7 +32,7 @@ class Herding(LearnedOrder):
             once, with the figure.
         fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
             ``with order.rehearsal():``, instead of the last epoch's stale ones.
-        **options: as in :class:`~ordain.GraB`: gradients, params, loss_reduction, group, seed.
+        **options: as in :class:`~ordain.GraB`: gradients, params, loss_reduction, group, sketch, seed.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from ordain.distributed.exchange import Local
 from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
-from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
+from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
 from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices, Order
 from ordain.orders.state import State, array, broken, check_count, check_permutation
@@ -46,6 +45,7 @@ class LearnedOrder(Order):
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the dimension of the model's inputs that counts the examples.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
+        sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
         seed: everything random follows from it.
         distributed: what to do with the other ranks of a data-parallel run.
     """
@@ -62,6 +62,7 @@ class LearnedOrder(Order):
         loss_reduction: Literal["mean", "sum"] = "mean",
         batch_dim: int = 0,
         group: int = 1,
+        sketch: int | None = None,
         seed: int = 0,
         distributed: Any = "auto",
     ) -> None:
@@ -69,6 +70,7 @@ class LearnedOrder(Order):
         self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
         if isinstance(model, DistributedDataParallel):
             model = model.module
+        self._sketch = None if sketch is None else Sketch(sketch, seed=seed)
         if model is not None and not isinstance(model, nn.Module):
             raise InputError(
                 f"a model of type {type(model).__name__}",
@@ -95,13 +97,19 @@ class LearnedOrder(Order):
         self._out_of_turn = False  # has observe() been given indices in this epoch?
         self._set_aside = 0
         self._warned: set[str] = set()
-        self._dim: int | None = None
+        self._dim: int | None = sketch  # the length of what is ordered by
+        self._given_dim: int | None = None  # the length of the gradients that come
+        # Parameters lie differently in gradients that come another way, and so do their sketches.
+        self._sketched_from = "observe" if model is None else gradients
         self._source: Source | None = None
         self._detached = False
         if model is not None:
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
-            self._dim = self._source.dim
+            self._given_dim = self._source.dim
+            self._dim = self._source.dim if sketch is None else sketch
+            if sketch is not None and isinstance(self._source, ExactSource):
+                self._source.forget_sums()
         self._together: Together | None = None
         if self._share is not None and not self._share.alone:
             self._together = self._coordinated(self._share, model)
@@ -156,8 +164,15 @@ class LearnedOrder(Order):
     def _local_batches(self) -> list[Local]:
         batches, examples = self._collected()
         if examples is not None:
-            return [Local(examples, batches[0])] if examples else []
-        return [Local(batch.size, batch) for batch in batches]
+            return [self._local(batches[0], examples)] if examples else []
+        return [self._local(batch, batch.size) for batch in batches]
+
+    def _local(self, batch: Gradients, size: int) -> Local:
+        """What this rank brings to a step of all."""
+        self._check_dim(batch.dim)
+        sketched = shrinking(lambda: self._sketched(batch))
+        self._given_dim = batch.dim
+        return Local(size, sketched)
 
     def _collected(self) -> tuple[list[Gradients], int | None]:
         """What the model's backward passes have brought; for micro-batches also how many examples that was."""
@@ -182,7 +197,7 @@ class LearnedOrder(Order):
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
         self._check_unit(slots, examples)
-        shrinking(partial(self._take_units, batch, slots))
+        shrinking(lambda: self._take_units(self._sketched(batch), slots))
         self._taken += examples
         self._touched = True
 
@@ -211,10 +226,10 @@ class LearnedOrder(Order):
         self._places[slots] = ASIDE
 
     def _check_dim(self, dim: int) -> None:
-        if self._dim is not None and dim != self._dim:
+        if self._given_dim is not None and dim != self._given_dim:
             raise GradientError(
                 f"gradients of length {dim}",
-                expected=f"length {self._dim}, as before",
+                expected=f"length {self._given_dim}, as before",
                 remedy="Pass the same parameters, in the same order, every time.",
             )
 
@@ -224,7 +239,8 @@ class LearnedOrder(Order):
 
     def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
         """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
-        return isinstance(self._source, ExactSource) and self._source.sum_left(out, ranks)
+        whole = self._sketch is None and isinstance(self._source, ExactSource)
+        return whole and self._source.sum_left(out, ranks)  # type: ignore[union-attr]
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self._together is not None:
@@ -234,15 +250,16 @@ class LearnedOrder(Order):
                     expected="each rank to observe its examples in the order in which it drew them",
                     remedy="Leave indices out.",
                 )
-            self._together.step(lambda: [Local(batch.size, batch) for batch in [as_gradients(grads)]])
+            self._together.step(lambda: [self._local(batch, batch.size) for batch in [as_gradients(grads)]])
             return
         batch = as_gradients(grads)
         self._check_dim(batch.dim)
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)
-        shrinking(partial(self._take, batch, slots))
-        self._dim = batch.dim
+        shrinking(lambda: self._take(self._sketched(batch), slots))
+        self._given_dim = batch.dim
+        self._dim = batch.dim if self._sketch is None else self._sketch.k
         self._taken += batch.size if indices is None else 0
         self._out_of_turn |= indices is not None
         self._touched = True
@@ -252,6 +269,9 @@ class LearnedOrder(Order):
             self._source.detach()
             self._source = None
             self._detached = True
+
+    def _sketched(self, batch: Gradients) -> Gradients:
+        return batch if self._sketch is None else self._sketch(batch)
 
     # --- for subclasses ---------------------------------------------------------------------------
 
@@ -389,6 +409,7 @@ class LearnedOrder(Order):
             "dim": self._dim,
             "origin": origin,
             "origin_arrangement": torch.from_numpy(first),
+            **({} if self._sketch is None else {"given_dim": self._given_dim}),
         }
 
     def _check_state(self, state: State) -> None:
@@ -399,21 +420,42 @@ class LearnedOrder(Order):
         check_count(state, "set_aside")
         if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
             raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
+        if self._sketch is None and state.get("sketch") is not None:
+            raise StateError(
+                f"a state with sketch={state['sketch']!r}",
+                expected="a state of an order without sketches",
+                remedy="Build the order with the arguments it was saved under.",
+            )
+        given = None if self._sketch is None else state["given_dim"]
+        if given is not None and (type(given) is not int or given < 1):
+            raise broken("given_dim", repr(given), "the length of a gradient")
+        if self._given_dim is not None and given not in (None, self._given_dim):
+            raise self._other_length(given)
         if state["dim"] is not None and (type(state["dim"]) is not int or state["dim"] < 1):
             raise broken("dim", repr(state["dim"]), "the length of a gradient")
         if self._dim is not None and state["dim"] not in (None, self._dim):
-            raise StateError(
-                f"a state for gradients of length {state['dim']}",
-                expected=f"length {self._dim}",
-                remedy="Load it into the model it was saved with.",
-            )
+            raise self._other_length(state["dim"])
+
+    def _other_length(self, length: int) -> StateError:
+        return StateError(
+            f"a state for gradients of length {length}",
+            expected=f"length {self._given_dim}",
+            remedy="Load it into the model it was saved with.",
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return super()._identity() | (
+            {} if self._sketch is None else {"sketch": f"{self._sketch.k} of {self._sketched_from}"}
+        )
 
     def _load(self, state: State) -> None:
         super()._load(state)
         self._arrangement = array(state["arrangement"])
         self._places = array(state["places"])
         self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
-        self._dim = state["dim"] if self._source is None else self._source.dim
+        if self._source is None:
+            self._dim = state["dim"]
+            self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
         self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
 
     def _check_epoch(self, epoch: int) -> None:
