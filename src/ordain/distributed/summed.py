@@ -160,10 +160,12 @@ def _gradient(order: BalancedOrder, ranks: Ranks, along: NDArray[np.float64], ou
     """
     found = order._averaged_sum(out, ranks.size)
     if found:
-        near = 1e-4 if table.dtype == torch.float32 else 1e-9
+        eps = torch.finfo(table.dtype).eps
         products = (table[:2] @ out).double().cpu().numpy()
-        # Where P and m are 0 there is nothing to tell by.
-        found = bool(along[2:].max() > 0 and (np.abs(products - along[:2]) <= near * along[2:]).all())
+        sizes = (table[:2].norm(dim=1) * out.norm()).double().cpu().numpy()
+        rounding = 16 * eps * sizes + 128 * eps * along[2:]
+        # A change of one in a hundred must show in one of them: else there is nothing to tell by.
+        found = bool((np.abs(products - along[:2]) <= rounding).all() and (np.abs(along[:2]) > 100 * rounding).any())
     return bool(ranks.gather(torch.tensor(found)).all())
 
 
