@@ -22,9 +22,8 @@ def converted(state: Any) -> Any:
         return state
     state = state | {"version": 2, "touched": state.get("taken", 0) > 0, "uncounted": False}
     if "arrangement" in state:
-        units = len(state["arrangement"])
         state["touched"] |= bool((state["places"] != 0).any())
-        state |= {"origin": 0, "origin_arrangement": torch.arange(units)}
+        state |= {"origin": 0, "origin_arrangement": torch.empty(0, dtype=torch.int64)}
     else:
         state |= {"driven": False, "peeked": False}
     if "permutation" in state:
