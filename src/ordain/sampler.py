@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
@@ -56,6 +58,15 @@ class OrderIterator(Iterator[int]):
         if self._over:
             return
         order = self._order
+        lost = _batches_to_lose()
+        if lost:
+            raise StateError(
+                f"a loader that begins by drawing {lost} batches and throwing them away, which is how a "
+                "StatefulDataLoader goes back to its state where its batch sampler has none",
+                expected="a batch sampler with a state, or a loader without one",
+                remedy="Use torchdata.stateful_dataloader.sampler.BatchSampler. Or leave the loader's state out and "
+                "call order.resume().",
+            )
         ticket, indices, position = order._begin_pass()
         self._epoch = order.epoch
         while position < len(indices):
@@ -86,3 +97,16 @@ class OrderIterator(Iterator[int]):
             self._order._go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
             self._over = self._drawn == self._order.n
+
+
+def _batches_to_lose() -> int:
+    """How many batches the loader that draws now will not give to anybody.
+
+    Draws look the same to a sampler whatever becomes of them, so that only the loader can be asked; 0 if there is none.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_next_index":
+        frame = frame.f_back  # type: ignore[assignment]
+    loader = None if frame is None else frame.f_locals.get("self")
+    lost = getattr(loader, "_sampler_iter_yielded", 0) if isinstance(getattr(loader, "_sampler_iter", 0), islice) else 0
+    return lost if isinstance(lost, int) else 0
