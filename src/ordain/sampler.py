@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
@@ -58,8 +59,9 @@ class OrderIterator(Iterator[int]):
         if self._over:
             return
         order = self._order
-        lost = _batches_to_lose()
-        if lost:
+        loader = _who_draws()
+        lost = getattr(loader, "_sampler_iter_yielded", 0)
+        if lost and isinstance(getattr(loader, "_sampler_iter", None), islice):
             raise StateError(
                 f"a loader that begins by drawing {lost} batches and throwing them away, which is how a "
                 "StatefulDataLoader goes back to its state where its batch sampler has none",
@@ -68,6 +70,7 @@ class OrderIterator(Iterator[int]):
                 "call order.resume().",
             )
         ticket, indices, position = order._begin_pass()
+        order._overtaking = not getattr(loader, "_in_order", True) and getattr(loader, "_num_workers", 0) > 1
         self._epoch = order.epoch
         while position < len(indices):
             for index in indices[position : position + _CHUNK].tolist():
@@ -99,14 +102,13 @@ class OrderIterator(Iterator[int]):
             self._over = self._drawn == self._order.n
 
 
-def _batches_to_lose() -> int:
-    """How many batches the loader that draws now will not give to anybody.
+def _who_draws() -> Any:
+    """The loader's iterator that asks for an index just now; None if it is no loader.
 
-    Draws look the same to a sampler whatever becomes of them, so that only the loader can be asked; 0 if there is none.
+    Draws look the same to a sampler whatever becomes of them: only who draws knows whether batches are thrown away, or
+    overtake each other.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_next_index":
-        frame = frame.f_back  # type: ignore[assignment]
-    loader = None if frame is None else frame.f_locals.get("self")
-    lost = getattr(loader, "_sampler_iter_yielded", 0) if isinstance(getattr(loader, "_sampler_iter", 0), islice) else 0
-    return lost if isinstance(lost, int) else 0
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")

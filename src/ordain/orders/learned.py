@@ -211,6 +211,13 @@ class LearnedOrder(Order):
         return slots
 
     def _next_slots(self, count: int) -> Indices:
+        if self._overtaking:
+            raise StepError(
+                "examples to be taken in the order drawn, from a loader with in_order=False",
+                expected="batches that arrive in the order in which they were drawn",
+                remedy="Leave in_order=False out, or have the dataset give each example's index and call "
+                "observe(grads, indices=...).",
+            )
         if self._out_of_turn:
             waiting = np.flatnonzero(self._places[: self._drawn] == UNSEEN)
             if count > len(waiting):
