@@ -327,6 +327,7 @@ class ExactSource:
 
     def drop(self, size: int | None = None) -> bool:
         self._backwards.forget()
+        self._rerunning = False  # an interrupt may have fallen on the very line that ends it
         dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
         for one in dropped:
             del self._ready[one.number]

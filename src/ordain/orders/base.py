@@ -60,6 +60,7 @@ class Order(ABC):
         self._uncounted = False  # was any of it in a step() that does not know how large its batch was?
         self._ticket = 0  # names the live pass
         self._resuming = False
+        self._overtaking = False  # may batches of the live pass come in another order than they were drawn in?
 
     # --- what a user sees -------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class GraB(BalancedOrder):
         self._check_epoch(epoch)
         if epoch == self._epoch:
             return self._expand(self._arrangement)
-        arrangement = self._origin_arrangement
+        arrangement = self._origin_arrangement if self._origin else np.arange(self._units)
         for places in self._log[: epoch - self._origin]:
             arrangement = self._settled(herding.rearranged(unpack(places, self._units), arrangement))
         return self._expand(arrangement)

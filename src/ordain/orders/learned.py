@@ -26,6 +26,7 @@ from ordain.orders.state import State, array, broken, check_count, check_permuta
 # Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
 UNSEEN, ASIDE, WAITING = 0, 2, 3
 _PLACES = (1, -1, UNSEEN, ASIDE, WAITING)
+_IN_ORDER = np.empty(0, dtype=np.int64)  # epoch 0's units are range(units), which need not be kept
 _SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
     "func": FuncSource,
@@ -90,7 +91,8 @@ class LearnedOrder(Order):
                 remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
             )
         self._arrangement = np.arange(self._units)
-        self._origin, self._origin_arrangement = 0, self._arrangement  # the first epoch that history() knows
+        self._origin = 0  # the first epoch that history() knows
+        self._origin_arrangement: Indices = _IN_ORDER
         self._short: tuple[Indices | None, int] = None, 0  # an arrangement, and the slot of the short unit in it
         self._whole_units = gradients == "microbatch" and model is not None
         self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
@@ -317,6 +319,13 @@ class LearnedOrder(Order):
         return slots
 
     def _next_slots(self, count: int) -> Indices:
+        if self._overtaking:
+            raise StepError(
+                "examples to be taken in the order drawn, from a loader with in_order=False",
+                expected="batches that arrive in the order in which they were drawn",
+                remedy="Leave in_order=False out, or have the dataset give each example's index and call "
+                "observe(grads, indices=...).",
+            )
         if self._out_of_turn:
             waiting = np.flatnonzero(self._places[: self._drawn] == UNSEEN)
             if count > len(waiting):
@@ -401,6 +410,7 @@ class LearnedOrder(Order):
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
         # An arrangement is replaced and never changed, so that states may share it.
         origin, first = (self._origin, self._origin_arrangement) if history else (self._epoch, self._arrangement)
+        first = first if origin else _IN_ORDER
         return super().state_dict(vectors=vectors, history=history) | {
             "arrangement": torch.from_numpy(self._arrangement),
             "places": torch.from_numpy(self._places.copy()),
@@ -415,8 +425,9 @@ class LearnedOrder(Order):
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         check_permutation(state, "arrangement", self._units)
-        check_permutation(state, "origin_arrangement", self._units)
         check_count(state, "origin", state["epoch"])
+        if state["origin"] or len(state["origin_arrangement"]):
+            check_permutation(state, "origin_arrangement", self._units)
         check_count(state, "set_aside")
         if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
             raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
@@ -456,7 +467,8 @@ class LearnedOrder(Order):
         if self._source is None:
             self._dim = state["dim"]
             self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
-        self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
+        self._origin = state["origin"]
+        self._origin_arrangement = array(state["origin_arrangement"]) if self._origin else _IN_ORDER
 
     def _check_epoch(self, epoch: int) -> None:
         """A learned order is known up to the epoch being visited."""
