@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "say", "tabulate", "traffic_table"]
 
-# (method, paired) in the order of the legend; a style each.
+# (method, paired) in the order of the legend.
 _LINES = {
     ("rr", False): "RR",
     ("exact", False): "exact, mean",
@@ -28,6 +28,9 @@ _LINES = {
     ("independent", True): "independent, pair",
     ("cd-grab", True): "CD-GraB",
 }
+# Their styles: there are fewer colours than lines, so both of ``independent`` share one, and sketches exact's.
+_STYLES = dict(zip(_LINES, (0, 1, 2, 3, 4, 5, 11, 6), strict=True))
+_SKETCH_STYLES = {False: 7, True: 8}
 _TITLES = {"uniform": "{n:,} vectors from $[0,1]^{{{d}}}$", "digits": "{n:,} gradients on digits, d = 650"}
 _ALIKE = ("rr", "exact")  # the same for any number of ranks
 _MOST_SHOWN = 64  # ranks, of the figure of bytes
@@ -61,7 +64,7 @@ def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
     from ordain.study.style import LEGEND
 
     data = [name for name in config.data if any(record["data"] == name for record in records)]
-    ranks = Figure(figsize=(5.2 * len(data) + 1.6, 7.8), layout="constrained")
+    ranks = Figure(figsize=(4.6 * len(data) + 2.8, 7.8), layout="constrained")
     grid = ranks.subplots(2, len(data), squeeze=False, sharex=True)
     for column, name in enumerate(data):
         title = _TITLES[name].format(n=config.n, d=config.d)
@@ -83,7 +86,7 @@ def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
 def _by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *, fixed: bool) -> None:
     from ordain.study.style import finish, style
 
-    for position, ((method, paired), label) in enumerate(_LINES.items()):
+    for (method, paired), label in _LINES.items():
         at, values = [], []
         for world in config.worlds:
             each = _each(method, config.batch // world if fixed else config.each)
@@ -91,7 +94,7 @@ def _by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *, fixe
                 at.append(world)
                 values.append(np.mean(found))
         if at:
-            axes.plot(at, values, label=label, **style(position).line(2 if method in _ALIKE else 1))
+            axes.plot(at, values, label=label, **style(_STYLES[method, paired]).line(2 if method in _ALIKE else 1))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(config.worlds[::2], [f"{world}" for world in config.worlds[::2]])
@@ -107,7 +110,7 @@ def _bytes(config: Any, records: list[Record]) -> Figure:
     world = max((w for w in config.worlds if w <= _MOST_SHOWN), default=config.worlds[0])
     figure = Figure(figsize=(8.8, 4.8), layout="constrained")
     axes = figure.subplots()
-    for position, ((method, paired), label) in enumerate(_LINES.items()):
+    for (method, paired), label in _LINES.items():
         found = _last(
             records,
             "digits",
@@ -118,22 +121,24 @@ def _bytes(config: Any, records: list[Record]) -> Figure:
         )
         if not found:
             continue
-        look, sent = style(position), payload(DIGITS, method, each=config.each)
+        look, sent = style(_STYLES[method, paired]), payload(DIGITS, method, each=config.each)
         if sent:
             axes.plot([sent], [np.mean(found)], label=label, **look.line(1) | {"linestyle": "none", "markersize": 8})
         else:  # nothing at all has no place on a log scale
             axes.axhline(float(np.mean(found)), label=f"{label} (no bytes)", color=look.color, linestyle=look.linestyle)
-    for position, paired in ((8, False), (9, True)):
+    for paired, position in _SKETCH_STYLES.items():
         lengths = [k for k in config.sketches if _last(records, "digits", "exact", paired, sketch=k)]
+        if not lengths:
+            continue
         sent_each = [payload(DIGITS, "exact", each=config.each, sketch=k) for k in lengths]
         values = [np.mean(_last(records, "digits", "exact", paired, sketch=k)) for k in lengths]
         kind = "pair" if paired else "mean"
         axes.plot(
-            sent_each, values, label=f"sketches, {kind}, k = {', '.join(map(str, lengths))}", **style(position).line(1)
+            sent_each, values, label=f"sketches, {kind}:\nk = {', '.join(map(str, lengths))}", **style(position).line(1)
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel(f"bytes that a rank contributes to a step of {config.each} examples a rank")
+    axes.set_xlabel(f"bytes that a rank sends, {config.each} examples a rank and step")
     axes.set_ylabel(f"longest prefix sum, l2, after {config.epochs} epochs")
     axes.set_title(f"Gradients on digits (d = 650), {world} ranks", fontsize=10)
     finish(axes)
