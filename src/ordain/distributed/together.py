@@ -48,6 +48,7 @@ class Together:
     def _checked(self, batches: Sequence[Local]) -> Sequence[Local]:
         """Before anybody hears of them: drawn by this rank, and of the right length."""
         order, share = self._order, self._share
+        order._check_in_turn()
         order._check_drawn(sum(one.size for one in batches), share.own(order._drawn) - share.own(order._taken))
         for one in batches:
             if order._whole_units and one.size:

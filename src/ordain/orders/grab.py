@@ -14,7 +14,7 @@ from ordain.distributed.share import check_agreement
 from ordain.errors import InputError
 from ordain.orders.balanced import BalancedOrder
 from ordain.orders.base import Indices
-from ordain.orders.learned import ASIDE
+from ordain.orders.placed import ASIDE
 from ordain.orders.places import pack, unpack
 from ordain.orders.state import State, array, broken, check_vectors
 

@@ -14,7 +14,8 @@ from ordain import herding
 from ordain.errors import InputError, MemoryLimitError, OrdainError
 from ordain.gradients import Gradients
 from ordain.orders.base import Indices
-from ordain.orders.learned import ASIDE, UNSEEN, LearnedOrder
+from ordain.orders.learned import LearnedOrder
+from ordain.orders.placed import ASIDE, UNSEEN
 from ordain.orders.state import State, array, broken, check_vectors
 
 Routine = Callable[[Tensor], Any]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
@@ -17,16 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ordain.distributed.exchange import Local
 from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
-from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
+from ordain.errors import GradientError, InputError, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
 from ordain.gradients.memory import shrinking
-from ordain.orders.base import Indices, Order
-from ordain.orders.state import State, array, broken, check_count, check_permutation
+from ordain.orders.base import Indices
+from ordain.orders.placed import PlacedOrder
+from ordain.orders.state import State, broken
 
-# Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
-UNSEEN, ASIDE, WAITING = 0, 2, 3
-_PLACES = (1, -1, UNSEEN, ASIDE, WAITING)
-_IN_ORDER = np.empty(0, dtype=np.int64)  # epoch 0's units are range(units), which need not be kept
 _SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
     "func": FuncSource,
@@ -34,7 +29,7 @@ _SOURCES: dict[str, Callable[..., Source]] = {
 }
 
 
-class LearnedOrder(Order):
+class LearnedOrder(PlacedOrder):
     """An order that observes per-example gradients.
 
     Args:
@@ -67,7 +62,8 @@ class LearnedOrder(Order):
         seed: int = 0,
         distributed: Any = "auto",
     ) -> None:
-        super().__init__(n, group=group, seed=seed, distributed=distributed)
+        whole = gradients == "microbatch" and model is not None
+        super().__init__(n, group=group, seed=seed, distributed=distributed, whole_units=whole)
         self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -90,15 +86,6 @@ class LearnedOrder(Order):
                 expected="the dimension of the model's inputs that counts the examples",
                 remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
             )
-        self._arrangement = np.arange(self._units)
-        self._origin = 0  # the first epoch that history() knows
-        self._origin_arrangement: Indices = _IN_ORDER
-        self._short: tuple[Indices | None, int] = None, 0  # an arrangement, and the slot of the short unit in it
-        self._whole_units = gradients == "microbatch" and model is not None
-        self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
-        self._out_of_turn = False  # has observe() been given indices in this epoch?
-        self._set_aside = 0
-        self._warned: set[str] = set()
         self._dim: int | None = sketch  # the length of what is ordered by
         self._given_dim: int | None = None  # the length of the gradients that come
         # Parameters lie differently in gradients that come another way, and so do their sketches.
@@ -133,11 +120,6 @@ class LearnedOrder(Order):
         return Together(self, share)
 
     # --- what a user sees -------------------------------------------------------------------------
-
-    @property
-    def set_aside(self) -> int:
-        """How many examples' gradients were not finite and so took no part, over all epochs."""
-        return self._set_aside
 
     @property
     def joinable(self) -> Joinable:
@@ -224,9 +206,6 @@ class LearnedOrder(Order):
         super().skip(count)
         self._pass_over(slots)
 
-    def _pass_over(self, slots: Indices) -> None:
-        self._places[slots] = ASIDE
-
     def _check_dim(self, dim: int) -> None:
         if self._given_dim is not None and dim != self._given_dim:
             raise GradientError(
@@ -285,152 +264,21 @@ class LearnedOrder(Order):
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
         """The same where each row is a whole unit's gradient."""
 
-    def _slots(self, count: int, indices: Any) -> Indices:
-        """The slot of each row: the next drawn ones, or those of the examples named."""
-        if indices is None:
-            return self._next_slots(count)
-        given = np.asarray(indices)
-        if given.shape != (count,) or given.dtype.kind not in "iu":
-            raise InputError(
-                f"indices of shape {given.shape} and dtype {given.dtype}",
-                expected=f"one integer for each of the {count} gradients",
-                remedy="Pass the dataset index of each row.",
-            )
-        if self.group > 1:
-            raise InputError(
-                f"indices with group={self.group}",
-                expected="units to come in the order drawn",
-                remedy="Leave indices out and observe batches in the order in which they are drawn.",
-            )
-        if len(given) and (given.min() < 0 or given.max() >= self.n or len(np.unique(given)) < len(given)):
-            raise InputError(
-                "an index out of range or named twice",
-                expected=f"different indices in range({self.n})",
-                remedy="Pass the dataset index of each row.",
-            )
-        slots = np.take(self._slot_of(), given)
-        late = slots >= self._drawn
-        if late.any() or (self._places[slots] != UNSEEN).any():
-            raise StepError(
-                f"example {int(given[late | (self._places[slots] != UNSEEN)][0])}",
-                expected="examples that were drawn in this epoch and not yet observed",
-                remedy="Draw from order.sampler and observe each example once an epoch.",
-            )
-        return slots
-
-    def _next_slots(self, count: int) -> Indices:
-        if self._overtaking:
-            raise StepError(
-                "examples to be taken in the order drawn, from a loader with in_order=False",
-                expected="batches that arrive in the order in which they were drawn",
-                remedy="Leave in_order=False out, or have the dataset give each example's index and call "
-                "observe(grads, indices=...).",
-            )
-        if self._out_of_turn:
-            waiting = np.flatnonzero(self._places[: self._drawn] == UNSEEN)
-            if count > len(waiting):
-                self._check_drawn(self._drawn + count)
-            return waiting[:count]
-        self._check_drawn(count)
-        positions = np.arange(self._taken, self._taken + count)
-        return positions if self.group == 1 else self._slots_at(positions)
-
-    def _settled(self, arrangement: Indices) -> Indices:
-        """A micro-batch is a unit, and a loader makes its short batch last: so the short unit stays last."""
-        if not self._whole_units or self.n % self.group == 0:
-            return arrangement
-        last = self._units - 1
-        return np.append(arrangement[arrangement != last], last)
-
-    def _sizes(self, slots: Indices) -> Indices:
-        """How many examples the unit in each slot has; the last unit may be smaller."""
-        return np.where(
-            self._arrangement[slots] == self._units - 1, self.n - (self._units - 1) * self.group, self.group
-        )
-
-    def _slots_at(self, positions: Indices) -> Indices:
-        """The slot of each position of this epoch: all are ``group`` long but the last unit's, wherever that is."""
-        missing = self._units * self.group - self.n
-        if not missing:
-            return positions // self.group
-        if self._short[0] is not self._arrangement:  # looked for once an epoch, not once a batch
-            self._short = self._arrangement, int(np.flatnonzero(self._arrangement == self._units - 1)[0])
-        behind = positions >= (self._short[1] + 1) * self.group - missing
-        slots: Indices = (positions + missing * behind) // self.group
-        return slots
-
-    def _slot_of(self) -> Indices:
-        slot_of = np.empty(self.n, dtype=np.int64)
-        slot_of[self._expand(self._arrangement)] = np.arange(self.n)
-        return slot_of
-
-    def _put_aside(self, slots: NDArray[np.int64], count: int) -> None:
-        """These units' gradients are not finite: they keep a place in the middle of the next epoch."""
-        self._places[slots] = ASIDE
-        self._set_aside += count
-        self._warn_once(
-            "set aside",
-            f"{count} example(s) with a gradient that is not finite were set aside for epoch {self._epoch}: they "
-            "are visited as before but have no say in the next order. order.set_aside counts them; check the "
-            "loss and the learning rate if it grows.",
-        )
-
-    def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warnings.warn(message, OrdainWarning, stacklevel=4)
-
-    def _is_over(self) -> bool:
-        if not self._touched and self._drawn == self.n:
-            self._warn_once(
-                "no step",
-                f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
-                "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
-            )
-        return self._touched
-
     def _begin_pass(self) -> tuple[int, Indices, int]:
         if self._source is not None:
             self._source.drop()  # gradients that no step() took belong to draws that are over
         return super()._begin_pass()
 
-    def _advance(self) -> None:
-        super()._advance()
-        self._places[:] = UNSEEN
-        self._out_of_turn = False
-
-    def _known_progress(self) -> int | None:
-        if not self._out_of_turn:
-            return super()._known_progress()
-        seen = self._places != UNSEEN
-        return int(seen.sum()) if seen[: seen.sum()].all() else None
-
     # --- saving -----------------------------------------------------------------------------------
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
-        # An arrangement is replaced and never changed, so that states may share it.
-        origin, first = (self._origin, self._origin_arrangement) if history else (self._epoch, self._arrangement)
-        first = first if origin else _IN_ORDER
         return super().state_dict(vectors=vectors, history=history) | {
-            "arrangement": torch.from_numpy(self._arrangement),
-            "places": torch.from_numpy(self._places.copy()),
-            "out_of_turn": self._out_of_turn,
-            "set_aside": self._set_aside,
             "dim": self._dim,
-            "origin": origin,
-            "origin_arrangement": torch.from_numpy(first),
             **({} if self._sketch is None else {"given_dim": self._given_dim}),
         }
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
-        check_permutation(state, "arrangement", self._units)
-        check_count(state, "origin", state["epoch"])
-        if state["origin"] or len(state["origin_arrangement"]):
-            check_permutation(state, "origin_arrangement", self._units)
-        check_count(state, "set_aside")
-        if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
-            raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
         if self._sketch is None and state.get("sketch") is not None:
             raise StateError(
                 f"a state with sketch={state['sketch']!r}",
@@ -461,20 +309,6 @@ class LearnedOrder(Order):
 
     def _load(self, state: State) -> None:
         super()._load(state)
-        self._arrangement = array(state["arrangement"])
-        self._places = array(state["places"])
-        self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
         if self._source is None:
             self._dim = state["dim"]
             self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
-        self._origin = state["origin"]
-        self._origin_arrangement = array(state["origin_arrangement"]) if self._origin else _IN_ORDER
-
-    def _check_epoch(self, epoch: int) -> None:
-        """A learned order is known up to the epoch being visited."""
-        if not self._origin <= epoch <= self._epoch:
-            raise InputError(
-                f"epoch {epoch}",
-                expected=f"an epoch from {self._origin} to {self._epoch}, the one being visited",
-                remedy="Later orders are not known yet; earlier ones were left out by state_dict(history=False).",
-            )
