@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
 from ordain.study.tasks.language import sequences
 from ordain.study.tasks.split import split
+from ordain.study.tasks.weights import settled
 from ordain.study.vectors import STUDIES
 
 BERTS = ("sst2", "qnli")
@@ -208,6 +210,56 @@ def test_weights_from_a_folder(tmp_path: Path, prefix: str, given: bool) -> None
         torch.testing.assert_close(one[name], tensors[prefix + name.removeprefix("bert.")], rtol=0, atol=0)
     assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
     assert any("the first 2 of 3 layers" in note and folder.name in note for note in problem.notes)
+
+
+def test_weights_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model by its name: the two files that are read are all that is asked for, and the notes have the commit."""
+    write_sst2(tmp_path)
+    words = len((write_bert_vocab(tmp_path) / "vocab.txt").read_text().split())
+    commit = "0123456789abcdef" * 2
+    tensors = save_bert(tmp_path / "hub" / commit, words, layers=2)
+    asked = []
+
+    def download(repo: str, **options: Any) -> str:
+        asked.append((repo, options))
+        return str(tmp_path / "hub" / commit)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    for name, revision in (("someone/tiny", None), ("someone/tiny@refs/pr/3", "refs/pr/3")):
+        problem = TASKS["sst2"].load(tmp_path, weights=name, verify=False)
+        found = problem.build(0).state_dict()["bert.encoder.layer.1.output.dense.weight"]
+        torch.testing.assert_close(found, tensors["encoder.layer.1.output.dense.weight"], rtol=0, atol=0)
+        assert any("someone/tiny at 0123456789ab of the Hugging Face hub" in note for note in problem.notes)
+        assert asked.pop() == (
+            "someone/tiny",
+            {"revision": revision, "allow_patterns": ["config.json", "model.safetensors"], "token": False},
+        )
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command names the model, and says what to do; no folder is left behind."""
+    write("sst2", tmp_path / "data")
+    with socket.socket() as taken:  # bound and not listening: refuses every connection
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        words = ("--weights", "someone/tiny", "--out", tmp_path / "run", "--data-dir", tmp_path / "data", "--no-verify")
+        result = call("run", "sst2", *words)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "--weights someone/tiny: it is no folder here" in said
+    assert "into a folder" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match="which is no folder"):
+        TASKS["sst2"].load(tmp_path / "data", weights="../no/such", verify=False)
+
+
+def test_weights_are_found_again_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert settled("mine/tiny") == str(tmp_path / "mine" / "tiny")
+    assert settled("someone/tiny") == "someone/tiny"
+    assert settled("./someone/else/tiny") == str(tmp_path / "someone" / "else" / "tiny")
 
 
 def test_weights_that_cannot_be_used(tmp_path: Path) -> None:

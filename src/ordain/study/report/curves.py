@@ -33,7 +33,7 @@ FONTS: dict[Any, Any] = {
     "axes.titlelocation": "left",
 }
 _MOST_BANDS = 8  # the bands of more arms hide each other
-_BESIDE = 0.3  # of the way to the next rate that the arms of one rate share
+_BESIDE = 0.2  # of the way to the next rate that the arms of one rate share
 _LOG_FROM = 3.0  # a larger range than this is drawn on a log scale
 Array = NDArray[np.float64]
 
