@@ -14,6 +14,7 @@ from recorded import call, record
 from standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
 
 from ordain.errors import InputError
+from ordain.study.commands.tasks import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
 from ordain.study.tasks.language import sequences
@@ -280,5 +281,12 @@ def test_tasks_are_listed() -> None:
     result = call("tasks")
     assert result.exit_code == 0
     assert "without the train file of QNLI" in result.stdout
+    assert f"takes {GRAB_COST} times as long" in result.stdout
+    top = Path(__file__).parents[1]
+    assert f"takes {GRAB_COST} times as long" in " ".join((top / "README.md").read_text(encoding="utf-8").split())
+    costs = (top / "docs" / "gradients.md").read_text(encoding="utf-8").partition("## What it costs")[2]
+    cells = [line.split("|") for line in costs.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    ratios = [float(cell) for line in cells[2:] for cell in line[4:6]]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f}".removesuffix(".0") == GRAB_COST
     assert "without w8a.t" in result.stdout
     assert all(name in result.stdout for name in (*TASKS, *ABLATIONS, *STUDIES))
