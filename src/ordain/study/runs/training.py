@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -186,9 +186,9 @@ class _Training:
     def go(self, writer: RecordWriter, checkpoints: Checkpoints, tell: Tell, board: Board | None) -> str:
         """Epochs until the last, or until the loss is not finite."""
         if self.epoch == 0:
-            self._write(Seconds(), writer, tell, board)
+            self._write(Seconds(), 0.0, writer, tell, board)
         while self.epoch < self.config.epochs:
-            seconds = Seconds()
+            seconds, cpu = Seconds(), process_time()
             self.epoch += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", OrdainWarning)  # of gradients that are not finite: see below
@@ -197,13 +197,13 @@ class _Training:
                 except OrdainError:
                     if all(bool(p.isfinite().all()) for p in self.model.parameters()):
                         raise
-            if not self._write(seconds, writer, tell, board):
+            if not self._write(seconds, process_time() - cpu, writer, tell, board):
                 return "diverged"
             if self.epoch < self.config.epochs and checkpoints.save(lambda: self._state(writer.lines)):
                 tell("checkpoint", self.epoch, None)
         return "done"
 
-    def _write(self, seconds: Seconds, writer: RecordWriter, tell: Tell, board: Board | None) -> bool:
+    def _write(self, seconds: Seconds, cpu: float, writer: RecordWriter, tell: Tell, board: Board | None) -> bool:
         """Measure, write a line, and say whether the losses of training and validation are finite."""
         start = perf_counter()
         problem, model = self.problem, self.model
@@ -228,6 +228,7 @@ class _Training:
             "herding": herding,
             "stale_fresh": stale_fresh,
             "seconds": seconds.to_json(),
+            "cpu_seconds": round(cpu, 6),
             "order_bytes": order_bytes(self.order, self.arm, len(problem.train_x), _length(model)),
             "peak_bytes": self.memory.peak_bytes(),
             "job_bytes": self.memory.job_bytes(),
