@@ -28,7 +28,8 @@ _NOTES = (
     "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
     "forward, backward, ordering and optimizer, without evaluation; in figures that of the median seed at each "
     "epoch, so that a machine which halts one job bends no curve. CPU time leaves out what the process waited "
-    "while others worked. Ordering is `order.step()` alone: what an order's hooks do inside forward and backward is in the time of those.",
+    "while others worked. Ordering is `order.step()` alone: what an order's hooks do inside forward and backward is in "
+    "the time of those.",
     "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
     "- says that the median seed never got there. Memory is the largest over seeds and epochs; a job's is "
     "how far its process grew over the size it had when the job began, so that the data are not in it.",
