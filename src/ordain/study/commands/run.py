@@ -44,16 +44,22 @@ def run(
     epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs each job trains for.")] = None,
     lr: Annotated[str | None, typer.Option(help="Learning rates, by commas.")] = None,
     protocol: Annotated[
-        ProtocolName, typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best.")
+        ProtocolName,
+        typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best (rr@8's for grab@8)."),
     ] = ProtocolName.tuned,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 works in this one.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Train on this many examples only.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use at most this many examples of each set: training, validation and test."),
+    ] = None,
     group: Annotated[int, typer.Option(min=1, help="Examples to a unit of ordering.")] = 1,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples to a step.")] = None,
     herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="Start a BERT from the weights in this folder.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Start a BERT from the weights in this folder, or from owner/name on the hub.")
+    ] = None,
     memory_limit: Annotated[float, typer.Option(help="GiB that Greedy and herding may store.")] = 2.0,
     greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if herding would take a job longer.")] = 1.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
@@ -66,6 +72,7 @@ def run(
     from ordain.study.runs.display import displaying
     from ordain.study.runs.runner import run as run_all
     from ordain.study.tasks import TASKS
+    from ordain.study.tasks.weights import settled
     from ordain.study.vectors import STUDIES, run_study
 
     folder = out or Path("runs") / name
@@ -109,7 +116,7 @@ def run(
             threads=threads,
             memory_limit=_bytes(memory_limit),
             greedy_hours=greedy_hours,
-            weights=str(weights.resolve()) if weights else None,
+            weights=settled(weights) if weights else None,
         )
         command = shlex.join(["ordain", *sys.argv[1:]])
         with _stoppable(folder), displaying(config.epochs) as report:

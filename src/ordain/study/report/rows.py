@@ -10,7 +10,8 @@ import numpy as np
 
 from ordain.study.report.statistics import Comparison, mean, sd, verdict
 from ordain.study.report.text import NOTHING, bytes_text, number, p_text, places, seconds_text, spread
-from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View, is_baseline
+from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import Job
 
 __all__ = ["HEADINGS", "Row", "cells", "rows", "to_goal"]
@@ -25,9 +26,10 @@ HEADINGS = (
     "epochs to RR's best",
     "time to RR's best",
     "time / RR",
+    "CPU time / RR",
     "order.step() / time",
     "order's state",
-    "peak memory",
+    "job's memory",
     "p",
     "Holm p",
 )
@@ -47,9 +49,10 @@ class Row:
         epochs_to_goal: the first epoch with at most RR's lowest train loss of the same seed; median.
         seconds_to_goal: of training up to that epoch; median.
         time_ratio: of training, to the RR run of the same seed; median.
+        cpu_ratio: the same of the processor's time, which other work on the machine changes less.
         ordering: share of ``order.step()`` in the time of training; hooks inside forward and backward are not in it.
         order_bytes: the largest over seeds and epochs.
-        peak_bytes: the same of the process.
+        job_bytes: the same of what the job added to its process.
         comparison: of the final train loss with RR's.
         verdict: in words.
     """
@@ -63,9 +66,10 @@ class Row:
     epochs_to_goal: float | None
     seconds_to_goal: float | None
     time_ratio: float | None
+    cpu_ratio: float | None
     ordering: float | None
     order_bytes: int | None
-    peak_bytes: int | None
+    job_bytes: int | None
     comparison: Comparison | None
     verdict: str
 
@@ -104,9 +108,10 @@ def _row(entry: Entry, baseline: Entry | None, comparison: Comparison | None) ->
         epochs_to_goal=_median([epochs for epochs, _ in reached]),
         seconds_to_goal=_median([seconds for _, seconds in reached]),
         time_ratio=_median(ratios),
+        cpu_ratio=_median([_cpu(ours) / _cpu(theirs) for ours, theirs in pairs if _cpu(ours) and _cpu(theirs)]),
         ordering=sum(epoch.seconds.get("ordering", 0.0) for epoch in epochs) / training if training else None,
         order_bytes=max((epoch.order_bytes for epoch in epochs if epoch.order_bytes is not None), default=None),
-        peak_bytes=max((epoch.peak_bytes for epoch in epochs if epoch.peak_bytes is not None), default=None),
+        job_bytes=max((epoch.job_bytes for epoch in epochs if epoch.job_bytes is not None), default=None),
         comparison=comparison,
         verdict=_verdict(entry, comparison),
     )
@@ -116,6 +121,12 @@ def _pairs(entry: Entry, baseline: Entry | None) -> list[tuple[Job, Job]]:
     if baseline is None:
         return []
     return [(job, baseline.jobs[seed]) for seed, job in entry.jobs.items() if seed in baseline.jobs]
+
+
+def _cpu(job: Job) -> float:
+    """Of all epochs; 0 where one has none recorded."""
+    found = [epoch.cpu_seconds for epoch in job.epochs]
+    return 0.0 if None in found else sum(seconds or 0.0 for seconds in found)
 
 
 def _lowest(job: Job) -> float:
@@ -159,9 +170,10 @@ def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
             NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}",
             seconds_text(row.seconds_to_goal),
             number(row.time_ratio, 2),
+            number(row.cpu_ratio, 2),
             NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %",
             bytes_text(row.order_bytes),
-            bytes_text(row.peak_bytes),
+            bytes_text(row.job_bytes),
             p_text(row.comparison.p if row.comparison else None),
             p_text(row.comparison.holm if row.comparison else None),
         )
