@@ -46,7 +46,12 @@ def epoch(number: int, loss: float | None, **other: Any) -> dict[str, Any]:
     line: dict[str, Any] = {"kind": "epoch", "epoch": number, "train_loss": loss, "valid_loss": loss}
     line |= {"valid_accuracy": 0.9, "test_loss": loss, "test_accuracy": 0.9, "herding": None, "stale_fresh": None}
     parts = ("data", "forward", "backward", "ordering", "optimizer", "evaluation")
-    line |= {"seconds": dict.fromkeys(parts, 0.5 * (number > 0)), "order_bytes": 8, "peak_bytes": 1 << 20}
+    line |= {
+        "seconds": dict.fromkeys(parts, 0.5 * (number > 0)),
+        "order_bytes": 8,
+        "peak_bytes": 1 << 30,
+        "job_bytes": 1 << 20,
+    }
     return line | other
 
 

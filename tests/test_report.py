@@ -116,7 +116,7 @@ def test_page_says_it_all(made: Path) -> None:
         "All at RR's best rate, 0.03",
         "rate 0.1, RR at 0.03",
         "Holm p =",
-        "Reduced: trained on 900 examples only",
+        "Reduced: at most 900 examples of each set",
         "not started",
         "diverged",
         "refused",

@@ -204,8 +204,8 @@ def test_a_study_of_memory_tells_bytes(folder: Path) -> None:
     content = training_content(read_run(folder))
     (telling,) = content.tellings
     assert [sentence.text for sentence in telling.sentences] == [
-        "Random reshuffling: the order holds 8 B; the process at most 1.0 MiB.",
-        "GraB: the order holds 8 B; the process at most 1.0 MiB.",
+        "Random reshuffling: the order holds 8 B; the job took at most 1.0 MiB.",
+        "GraB: the order holds 8 B; the job took at most 1.0 MiB.",
     ]
     assert "help" not in telling.headline.replace("whether they help is not asked", "")
     assert "; 1 epoch" in content.facts
@@ -252,14 +252,14 @@ def test_row_numbers(folder: Path) -> None:
     jobs(folder, "grab", [0.4, 0.42, 0.41, 0.4, 0.43])
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "evaluation"), 1.0) | {"ordering": 4.0}
     for seed in range(5):
-        rewrite(path_of(folder, "grab", 0.1, seed), seconds=parts, order_bytes=100 + seed, peak_bytes=3 << 20)
+        rewrite(path_of(folder, "grab", 0.1, seed), seconds=parts, order_bytes=100 + seed, job_bytes=3 << 20)
     run = read_run(folder)
     baseline, row = rows(views(run)[0])
     assert baseline.time_ratio == 1.0
     assert baseline.seconds_to_goal == pytest.approx(2 * 5 * 0.5)
     assert row.time_ratio == pytest.approx(3 * 8 / (2 * 2.5))  # epoch 0 was given seconds too
     assert row.ordering == pytest.approx(0.5)
-    assert (row.order_bytes, row.peak_bytes) == (104, 3 << 20)
+    assert (row.order_bytes, row.job_bytes) == (104, 3 << 20)
     assert row.train == (pytest.approx(0.412), pytest.approx(0.013038, abs=1e-6))
     text = cells([baseline, row])[1]
     assert len(text) == len(HEADINGS)
@@ -283,6 +283,11 @@ def test_what_was_asked_for_and_not_begun(tmp_path: Path) -> None:
     run = with_asked(read_run(tmp_path))
     left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
     assert left == [("random reshuffling", (0.3,), (0, 1)), ("GraB", (0.1,), (0, 1))]
+    write_config(tmp_path, config=asked | {"protocol": "paper", "arms": ["rr", "grab@8", "rr@8"], "rates": [0.1]})
+    jobs(tmp_path, "rr@8", [0.5, 0.6], lr=0.3)
+    run = with_asked(read_run(tmp_path))
+    left = [(problem.label, problem.rates, problem.seeds) for problem in absent(run, views(run))]
+    assert ("grab@8", (0.3,), (0, 1)) in left  # the rate of RR in its units
 
 
 @pytest.mark.parametrize(

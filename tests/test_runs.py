@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from ordain.errors import InputError, StateError
 from ordain.herding import herding_objective
 from ordain.orders import ORDERS
 from ordain.study import vectors
-from ordain.study.runs import arms, meters, probe, runner, training
+from ordain.study.runs import arms, meters, probe, runner, shared, training
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.greedy import greedy_seconds
 from ordain.study.runs.header import read_header
 from ordain.study.runs.job import Job, stages
-from ordain.study.runs.rates import best_rate
+from ordain.study.runs.memory import Memory
+from ordain.study.runs.rates import baseline_rates, best_rate
 from ordain.study.runs.runner import run
 from ordain.study.tasks import TASKS
 
@@ -96,7 +98,7 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
     }
     assert set(lines[2]) == {
         "kind", "epoch", "train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_accuracy", "herding",
-        "stale_fresh", "seconds", "order_bytes", "peak_bytes",
+        "stale_fresh", "seconds", "order_bytes", "peak_bytes", "job_bytes",
     }  # fmt: skip
     assert set(lines[2]["seconds"]) == {"data", "forward", "backward", "ordering", "optimizer", "evaluation"}
     assert lines[2]["peak_bytes"] > 10**7
@@ -122,6 +124,27 @@ def test_scores_are_means_over_all_rows() -> None:
     assert score.loss == pytest.approx(float(nn.functional.cross_entropy(logits, data.train_y).detach()), rel=1e-5)
     assert score.accuracy == pytest.approx(float((logits.argmax(1) == data.train_y).double().mean()))
     assert model.training
+
+
+def test_a_job_s_memory_is_its_own() -> None:
+    """What one job has freed is not lent to the next, and its peak is not the next one's."""
+    memory, size = Memory.begin(), 48 << 20
+    if memory.start is None:
+        pytest.skip("this system cannot reset the peak of a process")
+    held = [bytearray(b"x" * 4096) for _ in range(size // 4096)]  # small pieces: the C library keeps what is freed
+    first = memory.job_bytes()
+    assert first is not None
+    assert size <= first <= 1.5 * size
+    held.clear()
+    memory = Memory.begin()
+    second = memory.job_bytes()
+    assert second is not None
+    assert second < size / 4
+    held += [bytearray(b"x" * 4096) for _ in range(size // 4096)]
+    again = memory.job_bytes()
+    assert again is not None
+    assert 0.9 * size <= again <= 1.5 * size
+    assert memory.peak_bytes() > again
 
 
 def test_herding_is_measured_on_fresh_gradients(tmp_path: Path) -> None:
@@ -165,6 +188,28 @@ def test_the_paper_s_protocol(tmp_path: Path) -> None:
     assert ran == {("rr", lr) for lr in config.rates} | {(arm, 0.1) for arm in ("so", "grab", "retrain")}
     assert outcome.states[Job("rr", 1e30, 0)] == "diverged"
     assert run(config, tmp_path).states == {}
+
+
+def test_the_paper_s_protocol_in_units(tmp_path: Path) -> None:
+    """grab@8 gets the rate of rr@8, and grab that of rr; without an rr@2, grab@2 gets rr's."""
+    config = replace(
+        DIGITS, arms=("rr@8", "grab", "grab@8", "rr", "grab@2", "retrain"), rates=(0.1, 0.3), seeds=(0, 1), epochs=1
+    )
+    config = replace(config, protocol="paper")
+    for arm, losses in (("rr", {0.1: 1.0, 0.3: 2.0}), ("rr@8", {0.1: 2.0, 0.3: 1.0})):
+        for (lr, loss), seed in product(losses.items(), config.seeds):
+            path = Job(arm, lr, seed).record(tmp_path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            said = ({"kind": "epoch", "valid_loss": loss}, {"kind": "end", "state": "done"})
+            path.write_text("".join(json.dumps(line) + "\n" for line in said))
+        if arm == "rr":
+            assert baseline_rates(config, tmp_path) is None  # rr@8 is not finished
+    best = baseline_rates(config, tmp_path)
+    assert best == {"rr@8": 0.3, "rr": 0.1}
+    first, others, last = stages(config, best)
+    assert {job.arm for job in first} == {"rr", "rr@8"}
+    assert {(job.arm, job.lr) for job in others} == {("grab", 0.1), ("grab@8", 0.3), ("grab@2", 0.1)}
+    assert last == [Job("retrain", 0.1, 0), Job("retrain", 0.1, 1)]
 
 
 def test_the_best_rate() -> None:
@@ -242,7 +287,8 @@ def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
         ({"rates": (0.0,)}, "rates above 0"),
         ({"rates": (float("nan"),)}, "rates above 0"),
         ({"epochs": 0}, "1 or more"),
-        ({"arms": ("grab",), "protocol": "paper"}, "without rr"),
+        ({"arms": ("grab",), "protocol": "paper"}, "without rr for grab"),
+        ({"arms": ("grab", "rr@8", "grab@8"), "protocol": "paper"}, "without rr for grab;"),
         ({"arms": ("retrain",)}, "retrain without grab"),
         ({"task": "none"}, "the task 'none'"),
         ({"limit": 10**6}, "--limit"),
@@ -312,12 +358,12 @@ def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights than the seed's first arm had; an order with a first epoch of its own."""
     model = nn.Linear(2, 2)
-    training._check_seed(tmp_path, 0, model, None)
-    training._check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
+    shared.check_seed(tmp_path, 0, model, None)
+    shared.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
     with pytest.raises(StateError, match="other initial weights for seed 0"):
-        training._check_seed(tmp_path, 0, nn.Linear(2, 2), None)
+        shared.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
     with pytest.raises(StateError, match="first epoch is its own"):
-        training._check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
+        shared.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_damaged_record_is_named(line: bytes, tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_config_is_named(change: dict[str, Any], word: str, tmp_path: Path) -> None:
-    problem = {"train": 70, "valid": 144, "test": 359, "parameters": 650, "notes": []}
+    problem = {"train": 70, "valid": 70, "test": 70, "parameters": 650, "notes": []}
     head = {"format": 1, "kind": "training", "task": "digits", "command": "", "versions": {}, "machine": {}}
     head |= {"revision": None, "started": "", "problem": problem, "config": DIGITS.to_json()}
     (tmp_path / "config.json").write_text(json.dumps(head | change))

@@ -50,7 +50,9 @@ def test_a_task_trains(name: str, tmp_path: Path) -> None:
         assert all(0 <= line[part] <= 1 for line in epochs for part in ("valid_accuracy", "test_accuracy"))
     described = json.loads((tmp_path / "run" / "config.json").read_text())["problem"]
     assert described["train"] == 11
-    assert min(described["valid"], described["test"], described["parameters"]) > 0
+    assert min(described["valid"], described["test"]) > 0
+    assert max(described["valid"], described["test"]) <= 11
+    assert described["parameters"] > 0
 
 
 def test_the_catalogue_counts_parameters_of_the_real_models() -> None:
@@ -79,7 +81,24 @@ def test_a_split_is_fixed_and_whole(n: int, valid: bool, test: bool) -> None:
     assert (len(parts.valid), len(parts.test)) == (n // 10 * valid, n // 10 * test)
     fewer = split(n, valid=valid, test=test, limit=5)
     np.testing.assert_array_equal(fewer.train, parts.train[:5])
-    np.testing.assert_array_equal(fewer.valid, parts.valid)
+    np.testing.assert_array_equal(fewer.valid, parts.valid[:5])
+    np.testing.assert_array_equal(fewer.test, parts.test[:5])
+
+
+def test_a_limit_shortens_a_publisher_s_test_set(tmp_path: Path) -> None:
+    """By a fixed draw from all of it: a file may be sorted by its classes."""
+    whole, some = load("mnist", tmp_path / "whole"), load("mnist", tmp_path / "some", limit=8)
+    rows = np.random.default_rng(0).permutation(20)[:8]
+    assert whole.test_y is not None
+    assert some.test_y is not None
+    assert whole.test_x is not None
+    np.testing.assert_array_equal(some.test_y, whole.test_y[rows])
+    np.testing.assert_array_equal(some.test_x, whole.test_x[rows])
+    assert len(some.valid_x) == 6  # there are no more
+    texts = load("wikitext2", tmp_path / "text", limit=2)
+    assert (len(texts.train_x), len(texts.valid_x)) == (2, 2)
+    assert texts.test_x is not None
+    assert texts.test_x.shape == (2, 35)
 
 
 @pytest.mark.parametrize("limit", [0, 55])

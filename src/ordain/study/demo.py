@@ -20,8 +20,8 @@ from ordain.study.report.curves import draw_curves
 from ordain.study.report.figures import draw
 from ordain.study.report.rows import rows
 from ordain.study.report.training import training_content
-from ordain.study.report.views import BASELINE, TRAIN, views
-from ordain.study.runs.arms import RETRAIN
+from ordain.study.report.views import TRAIN, views
+from ordain.study.runs.arms import BASELINE, RETRAIN
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.runner import Report, run

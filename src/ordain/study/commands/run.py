@@ -44,12 +44,16 @@ def run(
     epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs each job trains for.")] = None,
     lr: Annotated[str | None, typer.Option(help="Learning rates, by commas.")] = None,
     protocol: Annotated[
-        ProtocolName, typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best.")
+        ProtocolName,
+        typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best (rr@8's for grab@8)."),
     ] = ProtocolName.tuned,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 works in this one.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Train on this many examples only.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use at most this many examples of each set: training, validation and test."),
+    ] = None,
     group: Annotated[int, typer.Option(min=1, help="Examples to a unit of ordering.")] = 1,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples to a step.")] = None,
     herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,

@@ -44,8 +44,8 @@ def tasks() -> None:
         soft_wrap=True,
     )
     console.print(
-        "An epoch: random reshuffling with evaluation, on one thread of a busy 2.8 GHz Xeon: rough. GraB's training "
-        "takes 1.5 to 2.6 times as long.",
+        "An epoch: random reshuffling with evaluation, on one thread of a busy 2.8 GHz Xeon: rough. What GraB adds "
+        "to a step is in docs/gradients.md, “What it costs”.",
         highlight=False,
         soft_wrap=True,
     )

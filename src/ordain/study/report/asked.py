@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ordain.orders import ORDERS
-from ordain.study.report.views import BASELINE, Problem, View, gathered
+from ordain.study.report.views import Problem, View, gathered
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import Arm, Run
 
 __all__ = ["absent", "with_asked"]
@@ -35,10 +36,10 @@ def absent(run: Run, found: Sequence[View]) -> list[Problem]:
 
 
 def _rates_of(name: str, rates: list[float], run: Run, found: Sequence[View]) -> list[float]:
-    """Under the paper's protocol all but RR run at RR's best rate alone, which is known once RR is done."""
-    if run.config.get("protocol") != "paper" or name == BASELINE:
+    """Under the paper's protocol all but RR run at their RR's best rate alone, which is known once that is done."""
+    if run.config.get("protocol") != "paper" or is_baseline(name):
         return rates
-    baseline = found[0].baseline(BASELINE)
+    baseline = found[0].baseline(name)
     return [baseline.rate] if baseline and baseline.rate is not None else []
 
 

@@ -15,7 +15,8 @@ from ordain.study.report.curves import FONTS, WIDTH
 from ordain.study.report.rows import Row
 from ordain.study.report.statistics import verdict
 from ordain.study.report.text import bytes_text, plain, seconds_text
-from ordain.study.report.views import Metric, View, is_baseline
+from ordain.study.report.views import Metric, View
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import PARTS
 from ordain.study.style import COLOURS, LEGEND, Style, finish
 
@@ -86,12 +87,12 @@ def time_figure(view: View) -> Figure | None:
 
 
 def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
-    """What the order holds, and the most the process has used."""
+    """What the order holds, and what the whole job added to its process."""
     columns: dict[str, Callable[[Row], float | None]] = {
         "Memory: order's state": lambda row: row.order_bytes,
-        "Peak of the process": lambda row: row.peak_bytes,
+        "Memory of the job": lambda row: row.job_bytes,
     }
-    return _two_columns(table, looks, columns, bytes_text)
+    return _columns(table, looks, columns, bytes_text)
 
 
 def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
@@ -103,10 +104,10 @@ def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | No
         "Epochs to RR's best": lambda row: row.epochs_to_goal,
         "Time to RR's best": lambda row: row.seconds_to_goal,
     }
-    return _two_columns(table, looks, columns, lambda value: f"{value:g}", texts=texts, missing="not reached")
+    return _columns(table, looks, columns, lambda value: f"{value:g}", texts=texts, missing="not reached")
 
 
-def _two_columns(
+def _columns(
     table: Sequence[Row],
     looks: Mapping[str, Style],
     columns: Mapping[str, Callable[[Row], float | None]],
@@ -116,11 +117,12 @@ def _two_columns(
     missing: str = "not measured",
 ) -> Figure | None:
     shown = [row for row in table if row.train[0] is not None]
-    if not shown or not any(get(row) is not None for get in columns.values() for row in shown):
+    columns = {title: get for title, get in columns.items() if any(get(row) is not None for row in shown)}
+    if not columns:
         return None
     with rc_context(FONTS):
         figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
-        both: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
+        both: Sequence[Axes] = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         for axes, (title, get) in zip(both, columns.items(), strict=True):
             say = (texts or {}).get(title, text)
             values = [get(row) for row in shown]

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ordain.study.report.statistics import sd
 from ordain.study.report.text import plain
-from ordain.study.report.views import BASELINE, TRAIN, Entry, Metric, View
+from ordain.study.report.views import TRAIN, Entry, Metric, View
+from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import DONE, Epoch, Run
 from ordain.study.style import LEGEND, Style, finish, style
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from ordain.study.report.statistics import Comparison, mean, sd, verdict
 from ordain.study.report.text import NOTHING, bytes_text, number, p_text, places, seconds_text, spread
-from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View, is_baseline
+from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Entry, Metric, View
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import Job
 
 __all__ = ["HEADINGS", "Row", "cells", "rows", "to_goal"]
@@ -27,7 +28,7 @@ HEADINGS = (
     "time / RR",
     "order.step() / time",
     "order's state",
-    "peak memory",
+    "job's memory",
     "p",
     "Holm p",
 )
@@ -49,7 +50,7 @@ class Row:
         time_ratio: of training, to the RR run of the same seed; median.
         ordering: share of ``order.step()`` in the time of training; hooks inside forward and backward are not in it.
         order_bytes: the largest over seeds and epochs.
-        peak_bytes: the same of the process.
+        job_bytes: the same of what the job added to its process.
         comparison: of the final train loss with RR's.
         verdict: in words.
     """
@@ -65,7 +66,7 @@ class Row:
     time_ratio: float | None
     ordering: float | None
     order_bytes: int | None
-    peak_bytes: int | None
+    job_bytes: int | None
     comparison: Comparison | None
     verdict: str
 
@@ -106,7 +107,7 @@ def _row(entry: Entry, baseline: Entry | None, comparison: Comparison | None) ->
         time_ratio=_median(ratios),
         ordering=sum(epoch.seconds.get("ordering", 0.0) for epoch in epochs) / training if training else None,
         order_bytes=max((epoch.order_bytes for epoch in epochs if epoch.order_bytes is not None), default=None),
-        peak_bytes=max((epoch.peak_bytes for epoch in epochs if epoch.peak_bytes is not None), default=None),
+        job_bytes=max((epoch.job_bytes for epoch in epochs if epoch.job_bytes is not None), default=None),
         comparison=comparison,
         verdict=_verdict(entry, comparison),
     )
@@ -161,7 +162,7 @@ def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
             number(row.time_ratio, 2),
             NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %",
             bytes_text(row.order_bytes),
-            bytes_text(row.peak_bytes),
+            bytes_text(row.job_bytes),
             p_text(row.comparison.p if row.comparison else None),
             p_text(row.comparison.holm if row.comparison else None),
         )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ordain.study.report.statistics import CANNOT_TELL, FEW_SEEDS, HELPS, SAME, WORSE, Comparison, mean, verdict
 from ordain.study.report.text import number, p_text, places
-from ordain.study.report.views import TRAIN, Entry, Metric, View, is_baseline
+from ordain.study.report.views import TRAIN, Entry, Metric, View
+from ordain.study.runs.arms import is_baseline
 
 __all__ = ["OUT", "Sentence", "headline", "sentences"]
 

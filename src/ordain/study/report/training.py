@@ -10,7 +10,8 @@ from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, Row, cells, rows
 from ordain.study.report.sentences import OUT, Sentence, headline, sentences
 from ordain.study.report.text import bytes_text
-from ordain.study.report.views import Problem, View, is_baseline, metrics, problems, views
+from ordain.study.report.views import Problem, View, metrics, problems, views
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.header import TRAINING
 from ordain.study.runs.records import Run
 
@@ -28,7 +29,8 @@ _NOTES = (
     "forward, backward, ordering and optimizer, without evaluation. Ordering is `order.step()` alone: what an order's "
     "hooks do inside forward and backward is in the time of those.",
     "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
-    "- says that the median seed never got there. Memory is the largest over seeds and epochs.",
+    "- says that the median seed never got there. Memory is the largest over seeds and epochs; a job's is "
+    "how far its process grew over the size it had when the job began, so that the data are not in it.",
 )
 _MEMORY = "What orders hold; whether they help is not asked here."
 
@@ -65,8 +67,8 @@ def _telling(run: Run, view: View) -> Telling:
 def _held(row: Row) -> Sentence:
     if row.order_bytes is None:
         return Sentence(OUT, f"{_capital(row.label)} was not measured", f"{row.verdict}.")
-    peak = f"; the process at most {bytes_text(row.peak_bytes)}" if row.peak_bytes is not None else ""
-    return Sentence("said", _capital(row.label), f"the order holds {bytes_text(row.order_bytes)}{peak}.")
+    job = f"; the job took at most {bytes_text(row.job_bytes)}" if row.job_bytes is not None else ""
+    return Sentence("said", _capital(row.label), f"the order holds {bytes_text(row.order_bytes)}{job}.")
 
 
 def _table(view: View) -> Table:
@@ -93,7 +95,7 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
     said = []
     limit = run.config.get("limit")
     if limit is not None:
-        said.append(f"Reduced: trained on {count_text(limit)} examples only (limit).")
+        said.append(f"Reduced: at most {count_text(limit)} examples of each set (limit).")
     jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
     if jobs:
         said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} in no comparison: see “Not compared” below.")

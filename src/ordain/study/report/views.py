@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ordain.study.report.statistics import Comparison, compare, corrected, mean
+from ordain.study.runs.arms import baseline_of, is_baseline
 from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
 
-__all__ = ["BASELINE", "Entry", "Metric", "Problem", "View", "baseline_of", "best_rate", "gathered", "is_baseline"]
-__all__ += ["metrics", "problems", "views"]
-
-BASELINE = "rr"
-
-
-def is_baseline(name: str) -> bool:
-    """Is it random reshuffling, in units of whatever size?
-
-    >>> is_baseline("rr"), is_baseline("rr@8"), is_baseline("grab@8")
-    (True, True, False)
-    """
-    return name.partition("@")[0] == BASELINE
-
-
-def baseline_of(name: str, arms: Container[str]) -> str | None:
-    """What an arm is compared with: RR in units of the same size if that is one of ``arms``, otherwise ``rr``.
-
-    >>> baseline_of("grab@8", ["rr", "rr@8"]), baseline_of("grab@8", ["rr"]), baseline_of("grab", ["rr@8"])
-    ('rr@8', 'rr', None)
-    """
-    _, at, units = name.partition("@")
-    return next((found for found in (f"{BASELINE}{at}{units}", BASELINE) if found in arms), None)
+__all__ = ["Entry", "Metric", "Problem", "View", "best_rate", "gathered", "metrics", "problems", "views"]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,42 @@ from ordain import FixedOrder, Order
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 
-__all__ = ["BASELINE", "RETRAIN", "SOURCE", "STORING", "Arm", "build_order", "check_units", "parse", "stored_bytes"]
+__all__ = [
+    "BASELINE",
+    "RETRAIN",
+    "SOURCE",
+    "STORING",
+    "Arm",
+    "baseline_of",
+    "build_order",
+    "check_units",
+    "is_baseline",
+]
+__all__ += ["parse", "stored_bytes"]
 
 BASELINE = "rr"
 SOURCE, RETRAIN = "grab", "retrain"  # whose last order "retrain" keeps
 _DIGITS = 9  # of a unit's size
 STORING = ("greedy", "herding")  # keep n gradients
+
+
+def is_baseline(name: str) -> bool:
+    """Is it random reshuffling, in units of whatever size?
+
+    >>> is_baseline("rr"), is_baseline("rr@8"), is_baseline("grab@8")
+    (True, True, False)
+    """
+    return name.partition("@")[0] == BASELINE
+
+
+def baseline_of(name: str, arms: Container[str]) -> str | None:
+    """What an arm is compared with: RR in units of the same size if that is one of ``arms``, otherwise ``rr``.
+
+    >>> baseline_of("grab@8", ["rr", "rr@8"]), baseline_of("grab@8", ["rr"]), baseline_of("grab", ["rr@8"])
+    ('rr@8', 'rr', None)
+    """
+    _, at, units = name.partition("@")
+    return next((found for found in (f"{BASELINE}{at}{units}", BASELINE) if found in arms), None)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ class RunConfig:
         plateau: the paper's schedule of WikiText-2.
         clip: the largest norm of a batch's gradient.
         study: ``"training"``, or the ablation that chose the arms.
-        protocol: ``"tuned"``: every arm at every rate; ``"paper"``: the others only at RR's best.
+        protocol: ``"tuned"``: every arm at every rate; ``"paper"``: the others only at the best of RR in their units.
         group: examples to a unit, for arms that do not say.
-        limit: train on this many examples only.
+        limit: use at most this many examples of each set.
         herding: measure the herding objective and how stale gradients are, after each epoch.
         threads: of torch and of BLAS, in each worker.
         memory_limit: bytes that Greedy and Herding may store.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ordain.study.runs.arms import BASELINE, RETRAIN, SOURCE
+from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline
 from ordain.study.runs.config import RunConfig
 
 __all__ = ["Job", "stages"]
@@ -42,23 +43,35 @@ class Job:
         return Job(SOURCE, self.lr, self.seed)
 
 
-def stages(config: RunConfig, best: float | None) -> list[list[Job]]:
+def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job]]:
     """Jobs by what must be finished before them; in a stage, seeds are outermost, so that noise hits all arms alike.
 
     Args:
         config: of the run.
-        best: RR's best rate under the protocol ``"paper"``; None as long as RR is not finished.
+        best: under the protocol ``"paper"``, the best rate of each RR by name; None as long as one is not finished.
     """
-    others = [arm for arm in config.arms if arm not in (BASELINE, RETRAIN)]
     last = [arm for arm in config.arms if arm == RETRAIN]
     if config.protocol == "tuned":
         first = [arm for arm in config.arms if arm != RETRAIN]
         return [_jobs(config, first, config.rates), _jobs(config, last, config.rates)]
-    baseline = _jobs(config, [BASELINE], config.rates)
+    baselines = [arm for arm in config.arms if is_baseline(arm)]
+    others = [arm for arm in config.arms if arm not in (*baselines, RETRAIN)]
+    tuned = _jobs(config, baselines, config.rates)
     if best is None:
-        return [baseline]
-    return [baseline, _jobs(config, others, (best,)), _jobs(config, last, (best,))]
+        return [tuned]
+    return [
+        tuned,
+        *([_at_best(arm, config, best, seed) for seed in config.seeds for arm in arms] for arms in (others, last)),
+    ]
 
 
-def _jobs(config: RunConfig, arms: list[str], rates: tuple[float, ...]) -> list[Job]:
+def _at_best(arm: str, config: RunConfig, best: Mapping[str, float], seed: int) -> Job:
+    """At the best rate of the RR that the arm is compared with: the one of the same units, where there is one."""
+    baseline = baseline_of(arm, config.arms)
+    if baseline is None:
+        raise AssertionError(f"{arm} without an RR was let through")
+    return Job(arm, best[baseline], seed)
+
+
+def _jobs(config: RunConfig, arms: Sequence[str], rates: Sequence[float]) -> list[Job]:
     return [Job(arm, lr, seed) for seed in config.seeds for lr in rates for arm in arms]

@@ -1,4 +1,4 @@
-"""RR's best rate: what the paper's protocol gives to every other arm."""
+"""RR's best rate: what the paper's protocol gives to every other arm of the same units."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from ordain.errors import InputError
-from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.fields import Fields
 from ordain.study.runs.job import Job
 from ordain.study.runs.writer import end_of, lines_of
 
-__all__ = ["baseline_rate", "best_rate"]
+__all__ = ["baseline_rates", "best_rate"]
 
 
 def best_rate(losses: dict[float, list[float | None]]) -> float | None:
@@ -26,12 +26,23 @@ def best_rate(losses: dict[float, list[float | None]]) -> float | None:
     return min(means, key=lambda lr: (means[lr], -lr)) if means else None
 
 
-def baseline_rate(config: RunConfig, out: Path) -> float | None:
-    """RR's best by the validation loss after the last epoch; None as long as one of its jobs is unfinished."""
+def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
+    """Of each RR (``"rr"``, ``"rr@8"``) the best rate; None as long as a job of one of them is unfinished."""
+    found: dict[str, float] = {}
+    for arm in filter(is_baseline, config.arms):
+        best = _rate(arm, config, out)
+        if best is None:
+            return None
+        found[arm] = best
+    return found
+
+
+def _rate(arm: str, config: RunConfig, out: Path) -> float | None:
+    """The best by the validation loss after the last epoch."""
     losses: dict[float, list[float | None]] = {}
     for lr in config.rates:
         for seed in config.seeds:
-            path = Job(BASELINE, lr, seed).record(out)
+            path = Job(arm, lr, seed).record(out)
             end = end_of(path)
             if end is None:
                 return None
@@ -43,7 +54,7 @@ def baseline_rate(config: RunConfig, out: Path) -> float | None:
     best = best_rate(losses)
     if best is None:
         raise InputError(
-            "a random reshuffling that diverged at every rate",
+            f"a random reshuffling ({arm}) that diverged at every rate",
             expected="one rate at which it trains",
             remedy="Add smaller rates: --lr 0.001.",
         )

@@ -42,6 +42,7 @@ class Epoch:
         seconds: of this epoch alone, by part of the step, and ``evaluation``.
         order_bytes: what the order held.
         peak_bytes: the most memory the process has used.
+        job_bytes: how far that is above what it used when the job began.
     """
 
     epoch: int
@@ -55,6 +56,7 @@ class Epoch:
     seconds: Mapping[str, float]
     order_bytes: int | None
     peak_bytes: int | None
+    job_bytes: int | None
 
     @property
     def training_seconds(self) -> float:
@@ -252,6 +254,7 @@ def _epoch(fields: Fields, *, expected: int) -> Epoch:
         seconds={part: seconds.count(part) for part in (*PARTS, "evaluation") if part in seconds.values},
         order_bytes=fields.maybe_integer("order_bytes"),
         peak_bytes=fields.maybe_integer("peak_bytes"),
+        job_bytes=fields.maybe_integer("job_bytes"),
     )
 
 

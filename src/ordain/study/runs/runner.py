@@ -11,14 +11,14 @@ from ordain.errors import InputError
 from ordain.study.data import data_dir
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
-from ordain.study.runs.arms import BASELINE, RETRAIN, SOURCE, parse
+from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, parse
 from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.folder import FORMAT, check_same, describe, read_config, write_config
 from ordain.study.runs.header import TRAINING
 from ordain.study.runs.job import Job, stages
 from ordain.study.runs.pool import Message, do_here, do_in_processes
-from ordain.study.runs.rates import baseline_rate
+from ordain.study.runs.rates import baseline_rates
 from ordain.study.runs.worker import Setting, load_problem
 from ordain.study.runs.writer import end_of
 from ordain.study.tasks import TASKS
@@ -152,10 +152,11 @@ def check(config: RunConfig) -> None:
     for option, limit in (("--greedy-hours", config.greedy_hours), ("--memory-limit", config.memory_limit)):
         if not (math.isfinite(limit) and limit > 0):
             raise InputError(f"{option} {limit}", expected="a finite number above 0", remedy="Leave it out.")
-    if config.protocol == "paper" and BASELINE not in config.arms:
+    alone = [arm for arm in config.arms if baseline_of(arm, config.arms) is None]
+    if config.protocol == "paper" and alone:
         raise InputError(
-            "the paper's protocol without rr",
-            expected="rr, whose best rate the others get",
+            f"the paper's protocol without rr for {', '.join(alone)}",
+            expected="rr, or rr in the same units, whose best rate the others get",
             remedy="Add rr to --orders.",
         )
     if RETRAIN in config.arms and SOURCE not in config.arms:
@@ -168,7 +169,7 @@ def _known(config: RunConfig, out: Path) -> list[Job]:
 
 
 def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
-    return stages(config, baseline_rate(config, out) if config.protocol == "paper" else None)
+    return stages(config, baseline_rates(config, out) if config.protocol == "paper" else None)
 
 
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:

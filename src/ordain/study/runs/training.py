@@ -1,9 +1,7 @@
-"""One job from its first epoch, or from where it stopped, to its end: the README's loop, and what is written of it."""
+"""One job from its first epoch, or from where it stopped, to its end, and what is written of it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -12,29 +10,27 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler
 
-from ordain import Order, RandomReshuffling
-from ordain.errors import InputError, MemoryLimitError, OrdainError, OrdainWarning, StateError
+from ordain import Order
+from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
 from ordain.herding import herding_objective
-from ordain.study.files import replacing, write_bytes
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes
 from ordain.study.runs.board import Board
 from ordain.study.runs.checkpoint import Checkpoints, DamagedCheckpointError
 from ordain.study.runs.config import RunConfig
-from ordain.study.runs.fields import read_object
 from ordain.study.runs.greedy import too_slow
 from ordain.study.runs.job import Job
-from ordain.study.runs.meters import Seconds, evaluate, order_bytes, peak_bytes, reset_peak
+from ordain.study.runs.loop import epoch_of_steps, make_optimizer, make_schedule
+from ordain.study.runs.memory import Memory, order_bytes
+from ordain.study.runs.meters import Seconds, evaluate
+from ordain.study.runs.shared import check_seed, keep_order, kept_order
 from ordain.study.runs.writer import RecordWriter, end_of, lines_of
 from ordain.study.tasks import Problem
 
-__all__ = ["Tell", "epoch_of_steps", "make_optimizer", "train"]
+__all__ = ["Tell", "train"]
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]
@@ -61,17 +57,16 @@ def train(
     if ended is not None:
         checkpoints.remove()  # killed between the last line and this
         return str(ended["state"])
-    reset_peak()
-    lines = len(lines_of(path))
+    lines, memory = len(lines_of(path)), Memory.begin()
     try:
         saved = checkpoints.load() if lines else None
         if saved is not None and saved["lines"] > lines:
             raise DamagedCheckpointError
-        return _train(problem, config, job, out, tell, checkpoints, saved, tensorboard)
+        return _train(problem, config, job, out, tell, checkpoints, saved, memory, tensorboard)
     except DamagedCheckpointError:
         checkpoints.remove()
         tell("restarted", 0, None)
-        return _train(problem, config, job, out, tell, checkpoints, None, tensorboard)
+        return _train(problem, config, job, out, tell, checkpoints, None, memory, tensorboard)
 
 
 def _train(
@@ -82,6 +77,7 @@ def _train(
     tell: Tell,
     checkpoints: Checkpoints,
     saved: dict[str, Any] | None,
+    memory: Memory,
     tensorboard: bool,
 ) -> str:
     path = job.record(out)
@@ -95,7 +91,7 @@ def _train(
         state, why = "refused", _refusal(arm, config, job, out, n, d)
         if why is None:
             try:
-                run = _Training.begin(problem, config, job, arm, out, saved)
+                run = _Training.begin(problem, config, job, arm, out, saved, memory)
             except MemoryLimitError as error:
                 why = str(error)
             else:
@@ -105,7 +101,7 @@ def _train(
                     run.order.detach()
                 why = "a loss that is not finite" if state == "diverged" else None
                 if job.arm == SOURCE and state == "done":
-                    _keep_order(run.order, job.order(out))
+                    keep_order(run.order, job.order(out))
         more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
         epochs = sum(line["kind"] == "epoch" for line in lines_of(path)) - 1
         writer.write({"kind": "end", "epochs": max(epochs, 0), "state": state, "why": why, **more})
@@ -142,22 +138,30 @@ class _Training:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None
     order: Order
+    memory: Memory
     epoch: int = 0
     stale: Tensor | None = None  # the last epoch's per-example gradients, with --herding
 
     @classmethod
     def begin(
-        cls, problem: Problem, config: RunConfig, job: Job, arm: Arm, out: Path, saved: dict[str, Any] | None
+        cls,
+        problem: Problem,
+        config: RunConfig,
+        job: Job,
+        arm: Arm,
+        out: Path,
+        saved: dict[str, Any] | None,
+        memory: Memory,
     ) -> _Training:
         """From the initial weights of the seed, or from a checkpoint."""
         n, model = len(problem.train_x), problem.build(job.seed).train()
-        fixed = _kept_order(job.source(), out) if job.arm == RETRAIN else None
+        fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
         order = build_order(arm, model, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
         if saved is None:
-            _check_seed(out, job.seed, model, order if arm.shares_first else None)
+            check_seed(out, job.seed, model, order if arm.shares_first else None)
         optimizer = make_optimizer(model, config, job.lr)
-        schedule = _schedule(optimizer) if config.plateau else None
-        run = cls(problem, config, arm, model, optimizer, schedule, order)
+        schedule = make_schedule(optimizer) if config.plateau else None
+        run = cls(problem, config, arm, model, optimizer, schedule, order, memory)
         if saved is not None:
             try:
                 run._restore(saved)
@@ -225,7 +229,8 @@ class _Training:
             "stale_fresh": stale_fresh,
             "seconds": seconds.to_json(),
             "order_bytes": order_bytes(self.order, self.arm, len(problem.train_x), _length(model)),
-            "peak_bytes": peak_bytes(),
+            "peak_bytes": self.memory.peak_bytes(),
+            "job_bytes": self.memory.job_bytes(),
         }
         writer.write(line)
         if board:
@@ -256,59 +261,6 @@ class _Training:
         }
 
 
-def epoch_of_steps(
-    problem: Problem,
-    config: RunConfig,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    order: Order,
-    seconds: Seconds,
-) -> None:
-    """One epoch of the README's loop, with a clock between its lines."""
-    x, y, forward, loss = problem.train_x, problem.train_y, problem.forward, problem.loss
-    parameters = list(model.parameters())
-    # A DataLoader would draw from order.sampler in the same way; on tensors in memory, fetching and collating single
-    # examples would take longer than training and hide what an order costs.
-    batches = iter(BatchSampler(order.sampler, config.batch_size, drop_last=False))
-    start = perf_counter()
-    batch = next(batches, None)
-    data = perf_counter()
-    seconds.ordering += data - start  # the first draw adopts the epoch's order: Greedy herds here
-    while batch is not None:
-        rows = torch.tensor(batch)
-        batch_x, batch_y = x.index_select(0, rows), y.index_select(0, rows)
-        forth = perf_counter()
-        found = loss(forward(model, batch_x), batch_y)
-        back = perf_counter()
-        found.backward()  # type: ignore[no-untyped-call]
-        ordering = perf_counter()
-        order.step()
-        stepping = perf_counter()
-        if config.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        end = perf_counter()
-        seconds.data += forth - data
-        seconds.forward += back - forth
-        seconds.backward += ordering - back
-        seconds.ordering += stepping - ordering
-        seconds.optimizer += end - stepping
-        data = end
-        batch = next(batches, None)
-
-
-def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.optim.Optimizer:
-    """SGD with momentum and weight decay."""
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
-def _schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
-    # Word for word from the paper's appendix. A relative threshold of 5 is met by no loss, so that this divides the
-    # rate by ten after every sixth epoch.
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.1, patience=5, threshold=5)
-
-
 def _start(arm: Arm, job: Job, config: RunConfig) -> dict[str, Any]:
     return {
         "kind": "start",
@@ -320,51 +272,6 @@ def _start(arm: Arm, job: Job, config: RunConfig) -> dict[str, Any]:
         "group": arm.group,
         "threads": config.threads,
     }
-
-
-def _check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> None:
-    """All arms of a seed start from the same weights and visit their first epoch alike, or the comparison is void."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    path = out / "seeds" / f"seed-{seed}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mine = {"weights": digest.hexdigest()}
-    if path.exists():
-        if read_object(path.read_bytes(), str(path)) != mine:
-            raise StateError(
-                f"other initial weights for seed {seed} than those of the arms that ran before",
-                expected="the same, by the digest in seeds/",
-                remedy="Run with the versions named in config.json, or into a new folder.",
-            )
-    else:
-        write_bytes(path, json.dumps(mine).encode())
-    if order is not None and not np.array_equal(order.history(0), RandomReshuffling(order.n, seed=seed).history(0)):
-        raise StateError(
-            f"{order!r}, whose first epoch is its own",
-            expected="the first epoch that all orders of a seed share",
-            remedy="This is a fault of that order: report it.",
-        )
-
-
-def _keep_order(order: Order, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        np.save(file, order.history(order.epoch).astype(np.int32))
-
-
-def _kept_order(job: Job, out: Path) -> NDArray[Any]:
-    path = job.order(out)
-    try:
-        found: NDArray[Any] = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(
-            f"{path}, which is no whole .npy file",
-            expected="the order of GraB's last epoch",
-            remedy=f"Delete it and {job.record(out)}: the same command makes both again.",
-        ) from error
-    return found
 
 
 def _length(model: nn.Module) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ordain.study.data import Labelled, Splits
-from ordain.study.tasks.split import split
+from ordain.study.tasks.split import few, split
 from ordain.study.tasks.task import Problem
 
 __all__ = ["classifier", "hits", "plain_forward"]
@@ -35,7 +35,7 @@ def classifier(
         splits: as the data set has them; what it lacks is a fixed tenth of its training set each.
         build: the model of a seed.
         encode: x as a tensor, one row an example.
-        limit: train on this many examples only.
+        limit: use at most this many examples of each set.
         forward: the logits of rows of x; the model's own call by default.
         scale: looks at the training rows and gives what is done to all rows.
         chunk: rows to evaluate at once.
@@ -45,8 +45,8 @@ def classifier(
     parts = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)
     train, valid, test = (torch.from_numpy(rows) for rows in (parts.train, parts.valid, parts.test))
     scaled = scale(x[train]) if scale else _as_it_is
-    valid_x, valid_y = _own(splits.valid, encode) or (x[valid], y[valid])
-    test_x, test_y = _own(splits.test, encode) or (x[test], y[test])
+    valid_x, valid_y = _own(splits.valid, encode, limit) or (x[valid], y[valid])
+    test_x, test_y = _own(splits.test, encode, limit) or (x[test], y[test])
     missing = [name for name, own in (("validation", splits.valid), ("test", splits.test)) if own is None]
     held = tuple(f"The {name} set is a fixed tenth of the training file." for name in missing)
     return Problem(
@@ -69,10 +69,12 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _own(labelled: Labelled | None, encode: Encode) -> tuple[Tensor, Tensor] | None:
+def _own(labelled: Labelled | None, encode: Encode, limit: int | None) -> tuple[Tensor, Tensor] | None:
     if labelled is None:
         return None
-    return encode(labelled.x), _labels(labelled)
+    y = _labels(labelled)
+    rows = torch.from_numpy(few(len(y), limit))
+    return encode(labelled.x)[rows], y[rows]
 
 
 def _labels(labelled: Labelled) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ordain.errors import InputError
 from ordain.study.data import load
 from ordain.study.tasks.classes import hits, plain_forward
-from ordain.study.tasks.split import split
+from ordain.study.tasks.split import few, split
 from ordain.study.tasks.task import Problem, Request, seeded
 
 __all__ = ["LanguageModel", "lstm_on_wikitext2", "sequences"]
@@ -64,8 +64,8 @@ def lstm_on_wikitext2(request: Request) -> Problem:
         raise InputError("WikiText-2 in part", expected="train, valid and test", remedy="Fetch the missing files.")
     x, y = sequences(splits.train.x)
     rows = torch.from_numpy(split(len(x), valid=False, test=False, limit=request.limit).train)
-    valid_x, valid_y = sequences(splits.valid.x)
-    test_x, test_y = sequences(splits.test.x)
+    valid_x, valid_y = _some(*sequences(splits.valid.x), request.limit)
+    test_x, test_y = _some(*sequences(splits.test.x), request.limit)
     return Problem(
         train_x=x[rows],
         train_y=y[rows],
@@ -84,6 +84,11 @@ def lstm_on_wikitext2(request: Request) -> Problem:
             "Accuracy is that of the next word.",
         ),
     )
+
+
+def _some(x: Tensor, y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
+    rows = torch.from_numpy(few(len(x), limit))
+    return x[rows], y[rows]
 
 
 def _loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ordain.errors import InputError
 
-__all__ = ["Parts", "split"]
+__all__ = ["Parts", "few", "split"]
 
 _SPLIT_SEED = 0
 _HELD_OUT = 10  # a tenth
@@ -27,7 +27,7 @@ class Parts:
 def split(n: int, *, valid: bool, test: bool, limit: int | None = None) -> Parts:
     """Shuffle ``n`` rows, always alike, and hold out a tenth for each set that the data lacks.
 
-    ``limit`` keeps the first few of the training rows; what is held out stays the same.
+    ``limit`` keeps at most that many rows of each part, the first of the same shuffle.
 
     >>> parts = split(20, valid=True, test=False, limit=5)
     >>> len(parts.train), len(parts.valid), len(parts.test)
@@ -48,4 +48,11 @@ def split(n: int, *, valid: bool, test: bool, limit: int | None = None) -> Parts
             )
         train = train[:limit]
     held = shuffled[rest:]
-    return Parts(train, held[:tenth] if valid else held[:0], held[tenth * valid :])
+    return Parts(train, held[: tenth * valid][:limit], held[tenth * valid :][:limit])
+
+
+def few(n: int, limit: int | None) -> NDArray[np.int64]:
+    """At most ``limit`` of ``n`` rows, always the same and from all over the set; all of them, in order, otherwise."""
+    if limit is None or limit >= n:
+        return np.arange(n)
+    return np.random.default_rng(_SPLIT_SEED).permutation(n)[:limit]

@@ -76,7 +76,7 @@ class Request:
 
     Attributes:
         folder: of all data sets.
-        limit: train on this many examples only.
+        limit: use at most this many examples of each set.
         weights: the folder of weights to start from.
         verify: compare the data with their publishers' checksums and counts.
     """
