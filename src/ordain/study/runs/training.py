@@ -109,7 +109,7 @@ def _train(
                 finally:
                     run.order.detach()
                 why = "a loss that is not finite" if state == "diverged" else None
-                if job.arm == SOURCE and state == "done":
+                if arm.order == SOURCE and arm.shares_first and state == "done":  # also to compare numbers of ranks
                     keep_order(run.order, job.order(out))
         more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
         epochs = sum(line["kind"] == "epoch" for line in lines_of(path)) - 1
