@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from study_records import end, epoch, path_of, start, write_config, write_job, write_lines
 
-from ordain.study.report import training
+from ordain.errors import InputError
+from ordain.study.report import training, write_report
 from ordain.study.report.asked import absent, with_asked
+from ordain.study.report.curves import draw_curves, styles
 from ordain.study.report.rows import HEADINGS, cells, rows, to_goal
 from ordain.study.report.sentences import headline, sentences
 from ordain.study.report.text import plain
 from ordain.study.report.training import training_content
 from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, metrics, problems, views
+from ordain.study.runs.header import read_header
 from ordain.study.runs.records import read_run
 
 RR = [0.50, 0.52, 0.51, 0.50, 0.53]
@@ -304,3 +308,45 @@ def test_labels_in_figures_are_no_mathematics() -> None:
     assert plain("_hidden")[0] == " "
     assert plain("a\nb\x00") == "ab"
     assert len(plain("x" * 100)) == 40
+
+
+def test_every_command_is_told(tmp_path: Path, unpainted: None) -> None:
+    """Where several have worked on a run: each with its revision, and what it ran on if that is another."""
+    jobs(tmp_path, "rr", [0.5])
+    write_config(tmp_path)
+    head = json.loads((tmp_path / "config.json").read_text())
+    first = {name: head[name] for name in ("command", "started", "revision", "machine", "versions")}
+    write_config(tmp_path, commands=[first])
+    assert write_report(tmp_path).commands is None
+    second = first | {"command": "ordain run <b>", "revision": None, "versions": first["versions"] | {"torch": "2.7.1"}}
+    write_config(tmp_path, commands=[first, second])
+    told = write_report(tmp_path).commands
+    assert told is not None
+    assert told.rows == [
+        (head["command"], head["started"], "0123456789abcdef", "nothing"),
+        ("ordain run <b>", head["started"], "not known", "torch 2.7.1"),
+    ]
+    assert "ordain run &lt;b&gt;" in (tmp_path / "report" / "index.html").read_text()
+    assert r"| ordain run &lt;b&gt; |" in (tmp_path / "report" / "report.md").read_text()
+    write_config(tmp_path, commands=[second])  # of a folder that was begun before commands were listed
+    assert [made.command for made in read_header(tmp_path).made] == [head["command"], "ordain run <b>"]
+    for wrong in (3, [3], [{"command": 3}], [{"machine": "a"}]):
+        write_config(tmp_path, commands=wrong)
+        with pytest.raises(InputError, match=r"command|machine"):
+            read_header(tmp_path)
+
+
+def test_a_halted_job_bends_no_curve(tmp_path: Path) -> None:
+    """Seconds of a figure are the median seed's: one of five that is halted for an hour changes nothing."""
+    for name in ("whole", "halted"):
+        jobs(tmp_path / name, "rr", [0.5, 0.6, 0.5, 0.6, 0.5])
+        write_config(tmp_path / name)
+    rewrite(path_of(tmp_path / "halted", "rr", 0.1, 3), seconds={"forward": 3600.0})
+    ends = []
+    for name in ("whole", "halted"):
+        axes = Figure().subplots()
+        run = read_run(tmp_path / name)
+        draw_curves(axes, views(run)[0], styles(run), get=lambda e: e.train_loss, seconds=True)
+        ends.append(axes.lines[0].get_xdata().tolist())  # type: ignore[union-attr]
+    assert ends[0] == ends[1]
+    assert ends[0] == [2.5, 5.0]

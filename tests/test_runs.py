@@ -354,7 +354,12 @@ def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest
     assert [one["command"] for one in first["commands"]] == ["first"]
     assert (saved["command"], saved["revision"]) == ("first", first["revision"])
     assert "The data's checksums were not compared." in saved["problem"]["notes"]  # of the first command
-    assert read_header(tmp_path).command == "first"
+    header = read_header(tmp_path)
+    assert header.command == "first"
+    assert [(made.command, made.revision) for made in header.made] == [
+        ("first", first["revision"]),
+        ("second", "another"),
+    ]
 
 
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

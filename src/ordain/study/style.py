@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 __all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "style", "svg"]
 
@@ -16,6 +17,7 @@ __all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "sv^D<>PXph*d"
+_PALETTE = 64  # colours of a PNG: bands over bands make many pale ones
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.4}  # long enough to show the dashes
 
 
@@ -27,16 +29,20 @@ class Style:
     linestyle: Any
     marker: str
     linewidth: float = 1.6
+    position: int = 0
 
     def line(self, every: int) -> dict[str, Any]:
-        """Options for ``Axes.plot``, with a mark at each ``every``-th point."""
+        """Options for ``Axes.plot``, with a mark at each ``every``-th point; not the same ones for every order.
+
+        Lines that lie on each other can then be told apart.
+        """
         return {
             "color": self.color,
             "linestyle": self.linestyle,
             "marker": self.marker,
             "linewidth": self.linewidth,
             "markersize": 4.5,
-            "markevery": every,
+            "markevery": (self.position % every, every),
         }
 
 
@@ -45,7 +51,12 @@ def style(position: int) -> Style:
     if position == 0:
         return Style("black", "-", "o", 2.2)
     place = position - 1
-    return Style(COLOURS[place % len(COLOURS)], DASHES[position % len(DASHES)], MARKERS[place % len(MARKERS)])
+    return Style(
+        COLOURS[place % len(COLOURS)],
+        DASHES[position % len(DASHES)],
+        MARKERS[place % len(MARKERS)],
+        position=position,
+    )
 
 
 def finish(axes: Axes) -> None:
@@ -55,10 +66,13 @@ def finish(axes: Axes) -> None:
 
 
 def png(figure: Figure, *, dpi: int = 150) -> bytes:
-    """The figure as a PNG file's bytes."""
-    buffer = io.BytesIO()
+    """The figure as a PNG file's bytes, with a palette: a third of the size, and no difference that can be seen."""
+    buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
-    return buffer.getvalue()
+    with Image.open(buffer) as image:
+        few = image.convert("RGB").quantize(_PALETTE, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def svg(figure: Figure) -> bytes:

@@ -69,7 +69,9 @@ def run(
         ModeName, typer.Option(help="exact: as one process; sum: fewer bytes; independent: each rank for itself.")
     ] = ModeName.exact,
     herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="Start a BERT from the weights in this folder.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Start a BERT from the weights in this folder, or from owner/name on the hub.")
+    ] = None,
     memory_limit: Annotated[float, typer.Option(help="GiB that Greedy and herding may store.")] = 2.0,
     greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if herding would take a job longer.")] = 1.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
@@ -83,6 +85,7 @@ def run(
     from ordain.study.runs.display import displaying
     from ordain.study.runs.runner import run as run_all
     from ordain.study.tasks import TASKS
+    from ordain.study.tasks.weights import settled
     from ordain.study.vectors import STUDIES, run_study
 
     folder = out or Path("runs") / name
@@ -127,7 +130,7 @@ def run(
             threads=threads,
             memory_limit=_bytes(memory_limit),
             greedy_hours=greedy_hours,
-            weights=str(weights.resolve()) if weights else None,
+            weights=settled(weights) if weights else None,
         )
         command = shlex.join(["ordain", *sys.argv[1:]])
         with _stoppable(folder), displaying(config.epochs) as report:

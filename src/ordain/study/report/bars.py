@@ -53,7 +53,7 @@ def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) ->
 
 
 def time_figure(view: View) -> Figure | None:
-    """Seconds of an epoch by part of the step: mean over epochs and seeds."""
+    """Seconds of an epoch by part of the step: mean over epochs of the median seed's."""
     shown = {name: entry for name, entry in view.shown.items() if len(next(iter(entry.jobs.values())).epochs) > 1}
     if not shown:
         return None
@@ -63,7 +63,10 @@ def time_figure(view: View) -> Figure | None:
         for part, colour, hatch in zip(PARTS, COLOURS, _HATCHES, strict=False):
             width = np.array(
                 [
-                    np.mean([epoch.seconds.get(part, 0.0) for job in entry.jobs.values() for epoch in job.epochs[1:]])
+                    np.median(
+                        [[epoch.seconds.get(part, 0.0) for epoch in job.epochs[1:]] for job in entry.jobs.values()],
+                        axis=0,
+                    ).mean()
                     for entry in shown.values()
                 ]
             )

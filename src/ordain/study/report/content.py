@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ordain.study.report.figures import Drawn
 from ordain.study.report.sentences import Sentence
-from ordain.study.runs.header import Header
+from ordain.study.runs.header import Header, Made
 
-__all__ = ["Content", "Section", "Table", "Telling", "count_text", "made_with", "value_text"]
+__all__ = ["Content", "Section", "Table", "Telling", "commands", "count_text", "made_with", "value_text"]
 
 _LONGEST = 2000
 
@@ -57,6 +57,7 @@ class Content:
         problems: a table of what is in no comparison.
         notes: how to read it.
         made_with: enough to repeat it, (term, text).
+        commands: where several have worked on the run, each with what it ran on.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Content:
     problems: Table | None
     notes: Sequence[str]
     made_with: Sequence[tuple[str, str]]
+    commands: Table | None = None
 
     @property
     def figures(self) -> list[Drawn]:
@@ -88,6 +90,21 @@ def made_with(header: Header) -> list[tuple[str, str]]:
         ("Data", " ".join(value_text(note) for note in notes) if isinstance(notes, list) else ""),
     ]
     return [(term, text) for term, text in found if text]
+
+
+def commands(header: Header) -> Table | None:
+    """Every command that has worked on the folder, where there was more than one."""
+    first, *others = header.made
+    if not others:
+        return None
+    lines = [(made.command, made.started, made.revision or "not known", _changes(made, first)) for made in header.made]
+    return Table("Commands", ("command", "started", "revision", "other than the first in"), lines)
+
+
+def _changes(made: Made, first: Made) -> str:
+    """What of the machine and the versions is not as it was for the first command."""
+    mine, theirs = {**made.machine, **made.versions}, {**first.machine, **first.versions}
+    return value_text({name: value for name, value in mine.items() if theirs.get(name) != value}) or "nothing"
 
 
 def value_text(value: object) -> str:

@@ -1,15 +1,19 @@
-"""Figures over epochs, seconds and rates: the mean of each arm, and a band of one standard deviation over seeds."""
+"""Figures over epochs, seconds and rates: the mean of each arm, and a band of one standard deviation over seeds.
+
+Seconds are those of the median seed at each epoch: a machine that halts one job for a minute does not bend a curve.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from ordain.study.report.statistics import sd
@@ -28,6 +32,8 @@ FONTS: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
 }
+_MOST_BANDS = 8  # the bands of more arms hide each other
+_BESIDE = 0.2  # of the way to the next rate that the arms of one rate share
 _LOG_FROM = 3.0  # a larger range than this is drawn on a log scale
 Array = NDArray[np.float64]
 
@@ -76,10 +82,10 @@ def draw_curves(
     """Mean and band of each arm against epochs or seconds; gives back how many had something to draw."""
     found = {name: _series(entry, get, scale) for name, entry in view.shown.items()}
     series = {name: values for name, values in found.items() if values is not None}
-    unit, size = _time_unit(max((float(times[:, -1].mean()) for _, times, _ in series.values()), default=0.0))
+    unit, size = _time_unit(max((float(times[-1]) for _, times, _ in series.values()), default=0.0))
     for name, (epochs, times, values) in series.items():
-        at = times.mean(axis=0) / size if seconds else epochs
-        _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name])
+        at = times / size if seconds else epochs
+        _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name], len(series) <= _MOST_BANDS)
     if log and series:
         _log_if_wide(axes, [values.mean(axis=0) for _, _, values in series.values()])
     axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
@@ -100,6 +106,7 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         figure = Figure(figsize=(WIDTH, _height(len(run.arms))), layout="constrained")
         axes = figure.subplots()
         means = []
+        step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
         for place, (name, arm) in enumerate(run.arms.items()):
             look = looks[name]
             ends: dict[float, list[float]] = {rate: [] for rate in arm.rates}
@@ -109,23 +116,32 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
                     ends[job.lr].append(value)
                 elif job.state == "diverged":
                     aside = 0.98 - 0.035 * (place % 12)
-                    axes.plot(job.lr, aside, "x", color=look.color, transform=axes.get_xaxis_transform(), markersize=6)
+                    axes.plot(
+                        job.lr * step ** (place - (len(run.arms) - 1) / 2),
+                        aside,
+                        "x",
+                        color=look.color,
+                        transform=axes.get_xaxis_transform(),
+                        markersize=6,
+                    )
             at = [rate for rate, values in ends.items() if values]
             mean = np.array([np.mean(ends[rate]) for rate in at])
             error = np.array([sd(ends[rate]) or 0.0 for rate in at])
             if not at:
                 continue
             means.append(mean)
-            axes.errorbar(at, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
+            # Side by side, or those of one rate would hide each other.
+            beside = np.array(at) * step ** (place - (len(run.arms) - 1) / 2)
+            axes.errorbar(beside, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
             rate = chosen.entries[name].rate
             if rate in at:
                 ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": look.color}
-                axes.plot(rate, mean[at.index(rate)], "o", linestyle="none", **ring)
+                axes.plot(beside[at.index(rate)], mean[at.index(rate)], "o", linestyle="none", **ring)
         if not means:
             return None
         axes.set_xscale("log")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
         _log_if_wide(axes, means)
         axes.set_title(f"Final {metric.title} at each rate")
         axes.set_ylabel(f"{metric.title} after the last epoch")
@@ -148,23 +164,25 @@ def _height(arms: int) -> float:
 def _series(
     entry: Entry, get: Callable[[Epoch], float | None], scale: float
 ) -> tuple[NDArray[np.int64], Array, Array] | None:
-    """Epochs ``[e]`` at which all seeds have a value, training seconds up to each and values, both ``[seeds, e]``."""
+    """Epochs ``[e]`` at which all seeds have a value, seconds up to each ``[e]``, and values ``[seeds, e]``."""
     table = np.array([[_or_nan(get(epoch)) for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
     times = np.array([[epoch.training_seconds for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
     kept = np.isfinite(table).all(axis=0) if table.size else np.zeros(0, dtype=bool)
     if not kept.any():
         return None
-    return np.flatnonzero(kept) + 1, times.cumsum(axis=1)[:, kept], scale * table[:, kept]
+    return np.flatnonzero(kept) + 1, np.median(times, axis=0).cumsum()[kept], scale * table[:, kept]
 
 
 def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _draw_band(axes: Axes, label: str, at: NDArray[np.float64 | np.int64], values: Array, look: Style) -> None:
+def _draw_band(
+    axes: Axes, label: str, at: NDArray[np.float64 | np.int64], values: Array, look: Style, banded: bool
+) -> None:
     mean = values.mean(axis=0)
     axes.plot(at, mean, label=label, **look.line(max(1, len(mean) // 8)))
-    if len(values) > 1:
+    if banded and len(values) > 1:
         band = values.std(axis=0, ddof=1)
         axes.fill_between(at, mean - band, mean + band, color=look.color, alpha=0.12, linewidth=0)
 

@@ -32,7 +32,7 @@ def draw(name: str, text: str, figure: Figure) -> Drawn:
     """Render it twice."""
     with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        pixels = png(figure, dpi=160)
+        pixels = png(figure, dpi=130)
         figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
         return Drawn(name, text, pixels, svg(figure), figure.get_figwidth())
 

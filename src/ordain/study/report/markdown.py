@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
-__all__ = ["bullets", "escape", "table"]
+__all__ = ["bullets", "escape", "pictures", "table"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")  # wherever they stand
 _FIRST = re.compile(r"^(\d*)([-+.)])")  # where a list could begin: a backslash before a digit would be seen
@@ -36,3 +37,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def bullets(items: Iterable[str]) -> str:
     """A list; all items are escaped."""
     return "".join(f"- {escape(item)}\n" for item in items)
+
+
+def pictures(items: Iterable[tuple[str, str]]) -> str:
+    """A line each of (text, file beside the Markdown); all texts are escaped."""
+    return "".join(f"![{_inert(text)}]({quote(file)})\n\n" for text, file in items)

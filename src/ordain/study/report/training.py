@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ordain.study.report.asked import absent, with_asked
-from ordain.study.report.content import Content, Section, Table, Telling, count_text, made_with, value_text
+from ordain.study.report.content import Content, Section, Table, Telling, commands, count_text, made_with, value_text
 from ordain.study.report.figures import training_figures
 from ordain.study.report.rows import HEADINGS, Row, cells, rows
 from ordain.study.report.sentences import OUT, Sentence, headline, sentences
@@ -26,7 +26,8 @@ _NOTES = (
     "An order's own best rate has the lowest mean validation loss after the last epoch; of two alike the larger is "
     "taken, and a rate at which a seed diverged is out. At RR's best rate all orders run as in the paper.",
     "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
-    "forward, backward, ordering and optimizer, without evaluation. Ordering is `order.step()` alone: what an order's "
+    "forward, backward, ordering and optimizer, without evaluation; in figures that of the median seed at each "
+    "epoch, so that a machine which halts one job bends no curve. Ordering is `order.step()` alone: what an order's "
     "hooks do inside forward and backward is in the time of those.",
     "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
     "- says that the median seed never got there. Memory is the largest over seeds and epochs; a job's is "
@@ -53,6 +54,7 @@ def training_content(run: Run) -> Content:
         problems=_problem_table(out) if out else None,
         notes=_NOTES,
         made_with=made_with(run.header),
+        commands=commands(run.header),
     )
 
 

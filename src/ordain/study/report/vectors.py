@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ordain.errors import InputError
-from ordain.study.report.content import Content, Section, Table, Telling, made_with
+from ordain.study.report.content import Content, Section, Table, Telling, commands, made_with
 from ordain.study.report.figures import draw
 from ordain.study.report.sentences import Sentence
 from ordain.study.runs.header import Header
@@ -42,6 +42,7 @@ def vector_content(folder: Path, header: Header) -> Content:
         problems=None,
         notes=(),
         made_with=made_with(header),
+        commands=commands(header),
     )
 
 

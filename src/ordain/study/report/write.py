@@ -98,8 +98,13 @@ def _markdown(content: Content) -> str:
         for title, sentences in telling.more:
             parts.append(f"### {markdown.escape(title)}\n")
             parts.append(markdown.bullets(sentence.text for sentence in sentences))
+    for section in content.sections:
+        parts += [f"## {markdown.escape(section.title)}: figures\n", markdown.escape(section.note) + "\n"]
+        parts.append(markdown.pictures((figure.text, f"{figure.name}.png") for figure in section.figures))
     for table in (*content.tables, *([content.problems] if content.problems else [])):
         parts += [f"## {markdown.escape(table.title)}\n", markdown.table(table.headings, table.rows)]
     parts += ["## How to read it\n" if content.notes else "", markdown.bullets(content.notes)]
     parts += ["## Made with\n", markdown.bullets(f"{term}: {text}" for term, text in content.made_with)]
+    if content.commands:
+        parts += ["### Commands\n", markdown.table(content.commands.headings, content.commands.rows)]
     return "\n".join(part for part in parts if part.strip())

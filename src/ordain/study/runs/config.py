@@ -36,7 +36,7 @@ class RunConfig:
         threads: of torch and of BLAS, in each worker.
         memory_limit: bytes that Greedy and Herding may store.
         greedy_hours: refuse Greedy where a job's herding would take longer, as estimated.
-        weights: the folder that a BERT starts from.
+        weights: what a BERT starts from: a folder, or a model of the hub.
     """
 
     task: str

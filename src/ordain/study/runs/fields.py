@@ -99,6 +99,10 @@ class Fields:
         """A whole number or nothing."""
         return self._maybe(name, self.integer)
 
+    def maybe_mapping(self, name: str) -> dict[str, Any] | None:
+        """An object or nothing."""
+        return self._maybe(name, self.mapping)
+
     def maybe_share(self, name: str) -> float | None:
         """A number in [0, 1] or nothing."""
         found = self.maybe_number(name)

@@ -10,15 +10,26 @@ from typing import Any
 from ordain.errors import InputError
 from ordain.study.runs.fields import Fields, read_object
 
-__all__ = ["TRAINING", "Header", "read_header"]
+__all__ = ["TRAINING", "Header", "Made", "read_header"]
 
 TRAINING = "training"  # the kind of a folder with records of training
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
+class Made:
+    """One command that worked on a folder, and what it ran on."""
+
+    command: str
+    started: str
+    revision: str | None
+    machine: Mapping[str, Any]
+    versions: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Header:
-    """``config.json``: what a run was asked for and what it was made with."""
+    """``config.json``: what a run was asked for and what it was made with, the first command before any others."""
 
     kind: str
     task: str
@@ -29,6 +40,13 @@ class Header:
     machine: Mapping[str, Any]
     revision: str | None
     started: str
+    commands: tuple[Made, ...] = ()
+
+    @property
+    def made(self) -> list[Made]:
+        """Every command that worked on the folder, the first one first."""
+        first = Made(self.command, self.started, self.revision, self.machine, self.versions)
+        return [first, *(made for made in self.commands if made != first)]
 
 
 def read_header(folder: Path) -> Header:
@@ -55,4 +73,26 @@ def read_header(folder: Path) -> Header:
         machine=fields.mapping("machine"),
         revision=fields.maybe_text("revision"),
         started=fields.text("started"),
+        commands=_commands(fields),
+    )
+
+
+def _commands(fields: Fields) -> tuple[Made, ...]:
+    found = fields.values.get("commands", [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise InputError(
+            f"commands at {fields.where}",
+            expected="a list of what each command ran on",
+            remedy="Mend the file, or use another: --out.",
+        )
+    each = [Fields(one, f"{fields.where}, commands") for one in found]
+    return tuple(
+        Made(
+            one.maybe_text("command") or "",
+            one.maybe_text("started") or "",
+            one.maybe_text("revision"),
+            one.maybe_mapping("machine") or {},
+            one.maybe_mapping("versions") or {},
+        )
+        for one in each
     )

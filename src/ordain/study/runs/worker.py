@@ -46,8 +46,7 @@ class Setting:
 def load_problem(setting: Setting) -> Problem:
     """The task's problem."""
     config = setting.config
-    weights = Path(config.weights) if config.weights else None
-    return TASKS[config.task].load(setting.folder, config.limit, weights=weights, verify=setting.verify)
+    return TASKS[config.task].load(setting.folder, config.limit, weights=config.weights, verify=setting.verify)
 
 
 class Worker:

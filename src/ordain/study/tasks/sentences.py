@@ -1,4 +1,4 @@
-"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from those in a folder."""
+"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from trained ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ordain.errors import InputError
 from ordain.study.data import bert_vocabulary, load
 from ordain.study.tasks.classes import classifier
 from ordain.study.tasks.task import Load, Problem, Request, seeded
+from ordain.study.tasks.weights import FILES, Weights, find_weights
 
 __all__ = ["bert_on"]
 
@@ -37,8 +37,8 @@ def bert_on(data: str) -> Load:
     def make(request: Request) -> Problem:
         words = bert_vocabulary(request.folder, verify=request.verify)
         own = request.folder / _FOLDER
-        found = request.weights or (own if own.is_dir() else None)
-        shape, tensors, origin = _from_folder(found, len(words)) if found else (_TINY, {}, "random weights")
+        asked = request.weights or (own if own.is_dir() else None)
+        shape, tensors, origin = _trained(find_weights(asked), len(words)) if asked else (_TINY, {}, "random weights")
         notes = (
             f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
             f"{version('transformers')}.",
@@ -93,11 +93,12 @@ def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.
     return model
 
 
-def _from_folder(folder: Path, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
+def _trained(weights: Weights, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
     """The shape and the first layers of a BERT: ``config.json`` and ``model.safetensors``, never a pickle."""
     from safetensors.torch import load_file
 
-    for name in ("config.json", "model.safetensors"):
+    folder = weights.folder
+    for name in FILES:
         if not (folder / name).is_file():
             raise InputError(
                 f"{folder} without {name}",
@@ -125,4 +126,4 @@ def _from_folder(folder: Path, words: int) -> tuple[dict[str, int], dict[str, Te
             remedy="Save the model with save_pretrained().",
         )
     pooler = "" if any(name.startswith("pooler.") for name in tensors) else ", its pooler random"
-    return shape, tensors, f"{folder.name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"
+    return shape, tensors, f"{weights.name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"

@@ -77,13 +77,13 @@ class Request:
     Attributes:
         folder: of all data sets.
         limit: use at most this many examples of each set.
-        weights: the folder of weights to start from.
+        weights: to start from, a folder or a model of the hub: see :func:`ordain.study.tasks.weights.find_weights`.
         verify: compare the data with their publishers' checksums and counts.
     """
 
     folder: Path
     limit: int | None = None
-    weights: Path | None = None
+    weights: str | Path | None = None
     verify: bool = True
 
 
@@ -104,7 +104,7 @@ class Task:
         seconds_per_epoch: of random reshuffling on one thread, evaluation included; measured once, rough.
         defaults: how it is trained.
         make: reads the data and makes the problem.
-        takes_weights: can it start from weights in a folder?
+        takes_weights: can it start from trained weights?
     """
 
     name: str
@@ -119,7 +119,7 @@ class Task:
     takes_weights: bool = False
 
     def load(
-        self, folder: Path, limit: int | None = None, *, weights: Path | None = None, verify: bool = True
+        self, folder: Path, limit: int | None = None, *, weights: str | Path | None = None, verify: bool = True
     ) -> Problem:
         """The problem, from files in ``folder``: see :class:`Request`."""
         if weights is not None and not self.takes_weights:
