@@ -145,7 +145,7 @@ def _ranks(name: str, order: str, words: str) -> tuple[int, Mode]:
 def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> tuple[str, ...]:
     """Every arm on every number of ranks; one that names its ranks stays as it is.
 
-    The sum mode is GraB's: orders that send nothing are the same in it as in the exact one.
+    The sum mode is for orders that send something: the others are the same in it as in the exact one.
 
     >>> on_ranks(["rr", "grab", "grab+3"], [1, 2], "sum")
     ('rr', 'grab', 'rr+2', 'grab+2-sum', 'grab+3')
@@ -153,7 +153,8 @@ def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> 
     found: list[str] = []
     for count in ranks:
         for arm in (arm for arm in arms if "+" not in arm):
-            ending = "" if mode == "exact" or (mode == "sum" and not arm.startswith("grab")) else f"-{mode}"
+            sends = arm.startswith("grab") or plain_name(arm) in STORING
+            ending = "" if mode == "exact" or (mode == "sum" and not sends) else f"-{mode}"
             found.append(arm if count == 1 else f"{arm}+{count}{ending}")
     return (*found, *(arm for arm in arms if "+" in arm))
 
