@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ordain import Order
 from ordain.study.tasks import Problem
 
-__all__ = ["ALONE", "PATIENCE", "Place", "Ranks", "joined", "sent_bytes"]
+__all__ = ["ALONE", "PATIENCE", "Place", "Ranks", "joined"]
 
 # Seconds. The others wait while rank 0 evaluates, however long that takes; whoever has started the ranks sees one die.
 PATIENCE = 24 * 3600.0
@@ -107,9 +106,3 @@ def joined(place: Place) -> Iterator[Ranks]:
         yield Ranks(place.rank, place.size)
     finally:
         dist.destroy_process_group()
-
-
-def sent_bytes(order: Order) -> int:
-    """What this rank has handed over for the order so far; the gradients that are averaged are not the order's."""
-    share = order._share
-    return 0 if share is None else share.ranks.sent

@@ -26,7 +26,7 @@ from ordain.study.runs.job import Job
 from ordain.study.runs.loop import epoch_of_steps, make_optimizer, make_schedule
 from ordain.study.runs.memory import Memory, order_bytes
 from ordain.study.runs.meters import Seconds, evaluate
-from ordain.study.runs.ranks import ALONE, Ranks, sent_bytes
+from ordain.study.runs.ranks import ALONE, Ranks
 from ordain.study.runs.shared import check_seed, keep_order, kept_order
 from ordain.study.runs.writer import RecordWriter, end_of, lines_of
 from ordain.study.tasks import Problem
@@ -218,7 +218,7 @@ class _Training:
                 raise DamagedCheckpointError from error
         if config.herding and not ranks.rank:
             run.stale = probe.per_example_gradients(problem, model)
-        run.sent = sent_bytes(order)
+        run.sent = order.sent_bytes
         return run
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -302,7 +302,7 @@ class _Training:
 
     def _sent_per_step(self) -> int:
         """Bytes that the order has sent from this rank in a step: the mean over the last epoch."""
-        sent, self.sent = sent_bytes(self.order) - self.sent, sent_bytes(self.order)
+        sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
         return round(sent / -(-len(self.problem.train_x) // (self.config.batch_size * self.ranks.size)))
 
     def _probe(self) -> tuple[float | None, float | None]:
