@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from study_records import path_of, write_run
 
+from ordain.study.report import training
 from ordain.study.report.ranks import ranks_section, ranks_table
-from ordain.study.report.training import training_content
 from ordain.study.report.views import views
 from ordain.study.runs.records import read_run
 
@@ -61,8 +61,9 @@ def test_the_figure_has_a_panel_for_each_order(folder: Path) -> None:
     assert [figure.name for figure in section.figures] == ["rr-ranks"]
 
 
-def test_only_where_there_are_ranks(tmp_path: Path, folder: Path) -> None:
+def test_only_where_there_are_ranks(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "training_figures", lambda run, found: {"own": [], "rr": [], "costs": []})
     alone = read_run(write_run(tmp_path / "alone", {"rr": 1.0, "grab": 2.0}, seeds=2))
     assert ranks_section(views(alone)[0]) is None
     assert ranks_table(alone, views(alone)[0]) is None
-    assert "Ranks: numbers" in [table.title for table in training_content(read_run(folder)).tables]
+    assert "Ranks: numbers" in [table.title for table in training.training_content(read_run(folder)).tables]
