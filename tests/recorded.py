@@ -41,11 +41,7 @@ def repeatable(out: Path) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for path in sorted((out / "records").rglob("*.jsonl")):
         kept = [
-            {
-                k: v
-                for k, v in line.items()
-                if k not in ("seconds", "cpu_seconds", "order_bytes", "peak_bytes", "job_bytes")
-            }
+            {k: v for k, v in line.items() if not k.endswith("seconds") and not k.endswith("_bytes")}
             for line in lines(path)
         ]
         found[path.relative_to(out).as_posix()] = kept

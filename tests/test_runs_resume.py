@@ -199,7 +199,7 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "_do", interrupted)
+    monkeypatch.setattr(pool, "do", interrupted)
     words = ("run", "digits", "--jobs", 0, "--seeds", 1, "--epochs", 1, "--limit", 40, "--orders", "rr", "--lr", 0.1)
     result = call(*words, "--out", tmp_path)
     assert result.exit_code == 130

@@ -69,6 +69,11 @@ class Order(ABC):
         """The epoch being visited, from 0; it changes at the first draw of the next."""
         return self._epoch
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent to the others for the order so far; 0 where there are none."""
+        return 0 if self._share is None else self._share.ranks.sent
+
     @abstractmethod
     def step(self) -> None:
         """Call once after each ``loss.backward()``."""

@@ -29,9 +29,11 @@ class Recipe:
 
 
 def _blind(order: type) -> Callable[..., Order]:
-    def build(model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, **_: Any) -> Order:
+    def build(
+        model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, distributed: Any = "auto", **_: Any
+    ) -> Order:
         units = {} if group == 1 else {"group": group}  # WithReplacement has none
-        built: Order = order(n, seed=seed, **units)
+        built: Order = order(n, seed=seed, distributed=distributed, **units)
         return built
 
     return build

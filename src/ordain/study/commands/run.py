@@ -27,6 +27,14 @@ _INTERRUPTED, _SEEDS = 130, 5
 _ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
 
 
+class ModeName(str, Enum):
+    """How an order works with the other ranks."""
+
+    exact = "exact"
+    sum = "sum"
+    independent = "independent"
+
+
 class ProtocolName(str, Enum):
     """Which arm is run at which rate."""
 
@@ -56,6 +64,10 @@ def run(
     ] = None,
     group: Annotated[int, typer.Option(min=1, help="Examples to a unit of ordering.")] = 1,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples to a step.")] = None,
+    ranks: Annotated[str, typer.Option(help="Processes to a job, by commas: 1,2,4 runs every order on each.")] = "1",
+    ranks_mode: Annotated[
+        ModeName, typer.Option(help="exact: as one process; sum: fewer bytes; independent: each rank for itself.")
+    ] = ModeName.exact,
     herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
     weights: Annotated[
         str | None, typer.Option(help="Start a BERT from the weights in this folder, or from owner/name on the hub.")
@@ -68,6 +80,7 @@ def run(
 ) -> None:
     """Train a task under several orders. The same command goes on where it was stopped."""
     from ordain.study.runs.ablations import ABLATIONS
+    from ordain.study.runs.arms import on_ranks
     from ordain.study.runs.config import RunConfig
     from ordain.study.runs.display import displaying
     from ordain.study.runs.runner import run as run_all
@@ -97,9 +110,10 @@ def run(
             if lr is not None
             else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
         )
+        named = [word.strip() for word in (own if orders is None else orders).split(",")]
         config = RunConfig(
             task=trained.name,
-            arms=tuple(word.strip() for word in (own if orders is None else orders).split(",")),
+            arms=on_ranks(named, _counts(ranks), ranks_mode.value),
             rates=rates,
             seeds=tuple(range(seeds or _SEEDS)),
             epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
@@ -164,6 +178,18 @@ def _numbers(words: str) -> tuple[float, ...]:
         raise InputError(
             f"--lr {shlex.quote(words)}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01."
         ) from None
+
+
+def _counts(words: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(word) for word in words.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1 or len(set(found)) < len(found):
+        raise InputError(
+            f"--ranks {shlex.quote(words)}", expected="different whole numbers from 1 on", remedy="Write --ranks 1,2."
+        )
+    return found
 
 
 def _bytes(gibibytes: float) -> int:

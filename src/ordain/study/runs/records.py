@@ -15,6 +15,7 @@ from typing import Any
 
 from ordain.errors import InputError
 from ordain.orders import ORDERS
+from ordain.study.runs.arms import plain_name
 from ordain.study.runs.fields import Fields, read_object
 from ordain.study.runs.header import TRAINING, Header, read_header
 
@@ -44,6 +45,7 @@ class Epoch:
         order_bytes: what the order held.
         peak_bytes: the most memory the process has used.
         job_bytes: how far that is above what it used when the job began.
+        sent_bytes: what the order of rank 0 sent to other ranks in a step, mean over the epoch.
     """
 
     epoch: int
@@ -59,6 +61,7 @@ class Epoch:
     order_bytes: int | None
     peak_bytes: int | None
     job_bytes: int | None
+    sent_bytes: int | None = None
 
     @property
     def training_seconds(self) -> float:
@@ -78,6 +81,8 @@ class Job:
         seed: of the weights and of the order.
         group: examples in a unit of ordering.
         threads: of torch.
+        ranks: processes that trained together.
+        mode: how the order worked with the other ranks; None if there were none.
         epochs: in order, from 0.
         state: "done", "diverged", "refused" or "unfinished".
         why: in words, where the state has a reason.
@@ -91,6 +96,8 @@ class Job:
     seed: int
     group: int = 1
     threads: int | None = None
+    ranks: int = 1
+    mode: str | None = None
     epochs: tuple[Epoch, ...] = ()
     state: str = UNFINISHED
     why: str | None = None
@@ -232,6 +239,8 @@ def _started(job: Job, fields: Fields) -> Job:
         order=fields.text("order"),
         group=fields.integer("group"),
         threads=fields.maybe_integer("threads"),
+        ranks=fields.maybe_integer("ranks") or 1,
+        mode=fields.maybe_text("mode"),
     )
 
 
@@ -258,6 +267,7 @@ def _epoch(fields: Fields, *, expected: int) -> Epoch:
         order_bytes=fields.maybe_integer("order_bytes"),
         peak_bytes=fields.maybe_integer("peak_bytes"),
         job_bytes=fields.maybe_integer("job_bytes"),
+        sent_bytes=fields.maybe_integer("sent_bytes"),
     )
 
 
@@ -284,12 +294,12 @@ def _arm(name: str, jobs: list[Job]) -> Arm:
             )
         at_rate[job.seed] = job
     begun = next((job for job in jobs if job.order), jobs[0])
-    return Arm(name, begun.label, begun.order or name.partition("@")[0], rates)
+    return Arm(name, begun.label, begun.order or plain_name(name), rates)
 
 
 def _place(arm: Arm) -> tuple[int, list[tuple[int, str]]]:
-    """As in the registry, variants after what they vary: rr, ..., grab, grab@8, grab@64, ..., anything else."""
+    """As in the registry, variants after what they vary: rr, rr+2, ..., grab, grab@8, grab@64, ..., anything else."""
     known = list(ORDERS)
-    base = arm.name.partition("@")[0]
+    base = plain_name(arm.name)
     numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", arm.name)]
     return known.index(base) if base in known else len(known), numbers

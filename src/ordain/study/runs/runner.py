@@ -132,8 +132,13 @@ def check(config: RunConfig) -> None:
     """Refuse what cannot be run, before anything is made."""
     if config.task not in TASKS:
         raise InputError(f"the task {config.task!r}", expected=f"one of {', '.join(TASKS)}", remedy="See: ordain tasks")
-    for arm in config.arms:
-        parse(arm, group=config.group)
+    for arm in (parse(name, group=config.group) for name in config.arms):
+        if config.batch_size % arm.ranks:
+            raise InputError(
+                f"{arm.name} with batches of {config.batch_size}",
+                expected=f"batches that {arm.ranks} ranks can share alike",
+                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or take fewer ranks.",
+            )
     lists = {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}
     for name, given in lists.items():
         if not given or len(set(given)) < len(given):

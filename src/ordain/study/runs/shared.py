@@ -38,7 +38,10 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
             )
     else:
         write_bytes(path, json.dumps(mine).encode())
-    if order is not None and not np.array_equal(order.history(0), RandomReshuffling(order.n, seed=seed).history(0)):
+    if order is None:
+        return
+    first = RandomReshuffling(order.n, seed=seed, distributed=False).history(0)
+    if not np.array_equal(order.history(0), first):
         raise StateError(
             f"{order!r}, whose first epoch is its own",
             expected="the first epoch that all orders of a seed share",

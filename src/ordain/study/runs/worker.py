@@ -15,6 +15,7 @@ from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.loop import epoch_of_steps, make_optimizer
 from ordain.study.runs.meters import Seconds
+from ordain.study.runs.ranks import ALONE, Ranks
 from ordain.study.runs.training import Tell, train
 from ordain.study.tasks import TASKS, Problem
 
@@ -49,19 +50,20 @@ def load_problem(setting: Setting) -> Problem:
 
 
 class Worker:
-    """Does jobs one after the other on one problem."""
+    """Does jobs one after the other on one problem, as one of ``ranks``."""
 
-    def __init__(self, setting: Setting, problem: Problem) -> None:
-        self._setting, self._problem = setting, problem
-        self._warm: set[tuple[str, int]] = set()
+    def __init__(self, setting: Setting, problem: Problem, ranks: Ranks = ALONE) -> None:
+        self._setting, self._problem, self._ranks = setting, problem, ranks
+        self._warm: set[tuple[str, int, str]] = set()
 
     def do(self, job: Job, tell: Tell) -> str:
         """One job to its end; gives its state."""
         setting = self._setting
         arm = parse(job.arm, group=setting.config.group)
-        if arm.name != RETRAIN and (arm.order, arm.group) not in self._warm:
+        kind = arm.order, arm.group, arm.mode
+        if arm.name != RETRAIN and kind not in self._warm:
             self._warm_up(arm)
-            self._warm.add((arm.order, arm.group))
+            self._warm.add(kind)
         return train(
             self._problem,
             setting.config,
@@ -70,6 +72,7 @@ class Worker:
             tell=tell,
             checkpoint_every=setting.checkpoint_every,
             tensorboard=setting.tensorboard,
+            ranks=self._ranks,
         )
 
     def _warm_up(self, arm: Arm) -> None:
@@ -77,11 +80,13 @@ class Worker:
         config, problem = self._setting.config, self._problem
         few = min(len(problem.train_x), 2 * config.batch_size + 1)
         problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
+        config = replace(config, batch_size=config.batch_size // self._ranks.size)
         model = problem.build(0).train()
+        parallel = self._ranks.parallel(problem, model, config.batch_size)
         order = build_order(arm, model, few, seed=0, memory_limit=2**40)
         optimizer = make_optimizer(model, config, lr=0.0)
         for _ in range(2):
-            epoch_of_steps(problem, config, model, optimizer, order, Seconds())
+            epoch_of_steps(problem, config, parallel, optimizer, order, Seconds())
         order.detach()
 
 

@@ -1,0 +1,197 @@
+"""Worker processes: one, or the ranks that do a job together, seen from the process that starts and ends them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from ordain.study.runs.job import Job
+from ordain.study.runs.ranks import Place, joined
+from ordain.study.runs.worker import Setting, Worker, limited_threads, load_problem
+
+__all__ = ["Hear", "Message", "Team", "do"]
+
+_GRACE = 5.0  # seconds in which the other ranks may say what they have to say, once one has failed
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is heard of a job.
+
+    Attributes:
+        kind: what happened.
+        job: to which.
+        epoch: for ``"epoch"`` and ``"checkpoint"``.
+        loss: on the training set, for ``"epoch"``; None if it is not finite.
+        state: for ``"finished"``.
+        trace: for ``"failed"``.
+    """
+
+    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]
+    job: Job
+    epoch: int = 0
+    loss: float | None = None
+    state: str = ""
+    trace: str = ""
+
+
+Hear = Callable[[Message], None]
+
+
+def do(worker: Worker, job: Job, hear: Hear) -> None:
+    """One job; an exception in it is a message, one in ``hear`` is not."""
+
+    def tell(kind: Any, epoch: int, loss: float | None) -> None:
+        try:
+            hear(Message(kind, job, epoch, loss))
+        except Exception as error:
+            raise _NotHeardError from error
+
+    hear(Message("begun", job))
+    try:
+        state = worker.do(job, tell)
+    except _NotHeardError as error:
+        raise (error.__cause__ or error) from None
+    except Exception:
+        hear(Message("failed", job, trace=traceback.format_exc()))
+    else:
+        hear(Message("finished", job, state=state))
+
+
+class _NotHeardError(Exception):
+    """Whoever listens is gone, or has had enough."""
+
+
+class Team:
+    """``size`` processes that do one job after the other."""
+
+    def __init__(self, setting: Setting, size: int) -> None:
+        self.size = size
+        self.job: Job | None = None
+        self._last: Message | None = None  # rank 0's, kept back until all ranks are done
+        self._folder = tempfile.TemporaryDirectory(prefix="ordain-ranks-") if size > 1 else None
+        store = Path(self._folder.name) / "store" if self._folder else None
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._busy: set[Connection] = set()
+        context = multiprocessing.get_context("spawn")
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            place = Place(rank, size, store)
+            process = context.Process(target=_serve, args=(theirs, setting, place), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes[ours] = process
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Where something may be heard."""
+        return list(self._processes)
+
+    def give(self, job: Job) -> None:
+        """A job to do, after the last one is over."""
+        self.job, self._busy = job, set(self._processes)
+        for connection in self._processes:
+            with suppress(OSError):  # it has ended: that is heard
+                connection.send(job)
+
+    def hear(self, connection: Connection) -> Message | None:
+        """What one of the processes says, as far as it is of interest; the last is "finished" or "failed"."""
+        if self.job is None or connection not in self._processes:
+            return None
+        message = self._received(connection, self.job)
+        if message.kind == "failed":
+            return self._failed(connection, message) if self.size > 1 else self._over(message)
+        if connection == self.connections[0]:
+            if message.kind != "finished":
+                return message
+            self._last = message
+        if message.kind == "finished":
+            self._busy.discard(connection)
+        return self._over(self._last) if not self._busy and self._last else None
+
+    def dismiss(self, *, now: bool) -> None:
+        """No more jobs; ``now`` ends the one that is being done."""
+        for connection, process in self._processes.items():
+            if now:
+                process.terminate()
+            else:
+                with suppress(OSError):  # it has ended
+                    connection.send(None)
+        for process in self._processes.values():
+            process.join()
+        self._processes = {}
+        if self._folder:
+            self._folder.cleanup()
+
+    def _received(self, connection: Connection, job: Job) -> Message:
+        try:
+            message: Message = connection.recv()
+        except (EOFError, ConnectionResetError):
+            process = self._processes[connection]
+            process.join()
+            who = f"rank {self.connections.index(connection)}" if self.size > 1 else "the worker"
+            return Message("failed", job, trace=f"{who} ended with exit code {process.exitcode}")
+        return message
+
+    def _over(self, message: Message) -> Message:
+        self.job = self._last = None
+        if message.kind == "failed" and not all(process.is_alive() for process in self._processes.values()):
+            self.dismiss(now=True)
+        return message
+
+    def _failed(self, connection: Connection, first: Message) -> Message:
+        """End all ranks of a job of which one has failed; what the others say of it comes before its cause."""
+        found = [(connection, first.trace)]
+        left = [other for other in self.connections if other != connection]
+        while left and (ready := wait(left, timeout=_GRACE)):
+            for one in ready:
+                assert isinstance(one, Connection)  # noqa: S101 (what was asked for)
+                message = self._received(one, first.job)
+                if message.kind in ("finished", "failed"):
+                    left.remove(one)
+                if message.kind == "failed":
+                    found.append((one, message.trace))
+        ranks = self.connections
+        traces = [f"rank {ranks.index(one)}: {trace.strip()}" for one, trace in sorted(found, key=_is_cause)]
+        self.dismiss(now=True)
+        return self._over(Message("failed", first.job, trace="\n\n".join(traces)))
+
+
+def _is_cause(found: tuple[Connection, str]) -> bool:
+    """A rank that only heard of another's end says so, in ordain's words or in gloo's."""
+    return not any(word in found[1] for word in ("RanksError", "DistBackendError", "Connection closed", "gloo"))
+
+
+def _serve(connection: Connection, setting: Setting, place: Place) -> None:
+    """A worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    worker: Worker | None = None
+    with limited_threads(setting.config.threads), joined(place) as ranks:
+        while (job := connection.recv()) is not None:
+            if worker is None:
+                try:
+                    worker = Worker(setting, load_problem(setting), ranks)
+                except Exception:
+                    connection.send(Message("failed", job, trace=traceback.format_exc()))
+                    return
+            do(worker, job, connection.send)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers, which would go on writing beside those of the next command."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
