@@ -21,6 +21,7 @@ from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
 from ordain.gradients.memory import shrinking
+from ordain.gradients.sharded import refuse_sharded, refuse_wrapped
 from ordain.orders.base import Indices, Order
 from ordain.orders.state import State, array, broken, check_count, check_permutation
 
@@ -74,6 +75,8 @@ class LearnedOrder(Order):
                 expected="a torch.nn.Module first, then n",
                 remedy=f"Write {type(self).__name__}(model, len(dataset)).",
             )
+        if model is not None:
+            refuse_wrapped(model)
         if gradients not in _SOURCES:
             raise InputError(
                 f"gradients={gradients!r}",
@@ -98,6 +101,8 @@ class LearnedOrder(Order):
         self._source: Source | None = None
         self._detached = False
         if model is not None:
+            if gradients != "exact":
+                refuse_sharded(model, gradients)
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
             self._dim = self._source.dim
