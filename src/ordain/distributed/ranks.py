@@ -36,18 +36,15 @@ class Ranks(Protocol):
 
 
 class ProcessRanks:
-    """Over a process group of its own, so that nothing of the user's comes in between.
+    """Over a process group.
 
     Args:
-        group: the ranks; all of the default group if None.
-        timeout: seconds after which a rank that does not answer counts as lost.
+        group: the ranks. None: all of them, in a group of its own, so that nothing of the user's comes in between.
+        timeout: seconds after which a rank that does not answer counts as lost; a group that is given has its own.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, timeout: float) -> None:
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._group = dist.new_group(
-            members, timeout=timedelta(seconds=timeout), use_local_synchronization=group is not None
-        )
+        self._group = group if group is not None else dist.new_group(timeout=timedelta(seconds=timeout))
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
         self.sent = self.calls = 0

@@ -52,6 +52,10 @@ class Together:
         for one in batches:
             if one.batch is not None:
                 order._check_dim(one.batch.dim)
+            if order._whole_units and one.size:
+                start = share.own(order._taken)
+                positions = share.positions[start : start + one.size] % share.n
+                order._check_unit(np.unique(order._slots_at(positions)), one.size)
         return batches
 
     def _stands(self) -> tuple[int, int, int]:
@@ -129,6 +133,8 @@ class _Rows:
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
         kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
+        if order._whole_units:
+            kept = [rows[:1] for rows in kept]  # one row is the whole unit
         learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
         places = np.argsort(np.argsort(np.concatenate(learned)))
         cuts = np.cumsum([len(one) for one in learned])[:-1]
@@ -156,9 +162,9 @@ def _device(order: LearnedOrder, meeting: Meeting) -> torch.device:
 class Company(Joinable):
     """For torch's ``Join``: keeps the other ranks company once this one has come to the end of its epoch."""
 
-    def __init__(self, step: Callable[[None], None], device: torch.device) -> None:
+    def __init__(self, step: Callable[[None], None], device: torch.device, group: object) -> None:
         super().__init__()
-        self._step, self._device = step, device
+        self._step, self._device, self._group = step, device, group
 
     def join_hook(self, **kwargs: object) -> JoinHook:
         return _Hook(self._step)
@@ -169,7 +175,7 @@ class Company(Joinable):
 
     @property
     def join_process_group(self) -> object:
-        return torch.distributed.group.WORLD
+        return self._group or torch.distributed.group.WORLD  # the model's, where Join counts; not our own
 
 
 class _Hook(JoinHook):

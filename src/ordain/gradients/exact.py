@@ -91,6 +91,7 @@ class ExactSource:
         self._rerunning = False  # a forward of our own is not the user's
         self._mixing = mixing_modules(model)
         self._count = 0
+        self._size = 0
         self._pass: _Pass | None = None  # the forward that is running
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached, and come to its end
         self._backwards = Backwards(self._finish)
@@ -303,6 +304,7 @@ class ExactSource:
             handle.remove()
         self._arrival_handles = {}
         passes = [ready[number] for number in sorted(ready)]
+        self._size = passes[-1].size if passes else 0  # of the last batch
         grads = self._whole_grads() if len(passes) == 1 and self._left else None
         self._left = {}
         self._rerunning = True  # a rule may run its module again
@@ -326,6 +328,15 @@ class ExactSource:
             one.reached = {}  # its graph may live on for another backward
         empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
         return [*batches, *(empty if len(batches) < len(passes) else [])]
+
+    def sum_left(self, out: Tensor, ranks: int) -> bool:
+        """``out`` ``[d]`` = the sum of the last batch's gradients over all ranks, where p.grad is their average."""
+        scale = (self._size if self._mean else 1) * ranks
+        for p, (offset, _) in self._offsets.items():
+            if p.grad is None or p.grad.is_sparse:
+                return False
+            torch.mul(p.grad.detach().flatten(), scale, out=out[offset : offset + p.numel()])
+        return True
 
     def drop(self, size: int | None = None) -> bool:
         self._backwards.forget()

@@ -63,7 +63,7 @@ class GraB(BalancedOrder):
         self._freeze_after = freeze_after
         # The places of each epoch since _origin, two bits a unit. Replaced and never changed: states share it.
         self._log = np.empty((0, 2 * (-(-self._units // 8))), dtype=np.uint8)
-        check_agreement(self._share, **self._identity())
+        check_agreement(self._share, centering=centering, balancer=repr(self._balancer), freeze_after=freeze_after)
 
     # --- what a user sees -------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class LearnedOrder(Order):
         distributed: Any = "auto",
     ) -> None:
         super().__init__(n, group=group, seed=seed, distributed=distributed)
+        self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
         if isinstance(model, DistributedDataParallel):
             model = model.module
         if model is not None and not isinstance(model, nn.Module):
@@ -136,13 +137,13 @@ class LearnedOrder(Order):
     @property
     def joinable(self) -> Joinable:
         """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
-        if self._together is None:
+        if self._together is None or self._share is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return Company(self._together.step, self._like().device)
+        return Company(self._together.step, self._like().device, self._share.options.group)
 
     def step(self) -> None:
         if self._together is not None:
@@ -185,15 +186,19 @@ class LearnedOrder(Order):
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
+        self._check_unit(slots, examples)
+        shrinking(partial(self._take_units, batch, slots))
+        self._taken += examples
+        self._touched = True
+
+    def _check_unit(self, slots: Indices, examples: int) -> None:
+        """A micro-batch must be one unit, whole."""
         if len(slots) != 1 or examples != self._sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        shrinking(partial(self._take_units, batch, slots))
-        self._taken += examples
-        self._touched = True
 
     def skip(self, count: int) -> None:
         waits = self._source is not None and self._source.drop(count)
@@ -221,6 +226,10 @@ class LearnedOrder(Order):
     def _like(self) -> Tensor:
         """Of the dtype and on the device of the model's gradients."""
         return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
+        """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
+        return isinstance(self._source, ExactSource) and self._source.sum_left(out, ranks)
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self._together is not None:
