@@ -20,6 +20,4 @@ def launched(script: str, *args: Any, ranks: int, restarts: int = 0) -> subproce
     command += [f"--max-restarts={restarts}", str(WORKERS / script), *map(str, args)]
     paths = [str(Path(ordain.__file__).parents[1]), str(Path(__file__).parent)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
-    assert "Traceback (most recent call last)" not in done.stderr or done.returncode, done.stderr
-    return done
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603

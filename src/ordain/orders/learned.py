@@ -143,7 +143,12 @@ class LearnedOrder(Order):
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return Company(self._together.step, self._like().device, self._share.options.group)
+        return Company(self._keep_company, self._like().device, self._share.options.group)
+
+    def _keep_company(self) -> None:
+        """While other ranks step, and this one has no more batches."""
+        if self._together is not None:
+            self._together.step(None)
 
     def step(self) -> None:
         if self._together is not None:
@@ -226,6 +231,9 @@ class LearnedOrder(Order):
     def _like(self) -> Tensor:
         """Of the dtype and on the device of the model's gradients."""
         return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def _device(self) -> torch.device:
+        return self._like().device
 
     def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
         """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
@@ -420,6 +428,12 @@ class LearnedOrder(Order):
         self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
         self._dim = state["dim"] if self._source is None else self._source.dim
         self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
+        if self._together is not None:
+            self._together.loaded()
+
+    def _marks(self) -> list[Indices]:
+        """By what two states of the same epoch are told apart."""
+        return [self._places.astype(np.int64)]
 
     def _check_epoch(self, epoch: int) -> None:
         """A learned order is known up to the epoch being visited."""
