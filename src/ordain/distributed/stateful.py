@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 
 def stateful(order: Order) -> Stateful:
-    """What torch.distributed.checkpoint saves of an order: ``dcp.save({"order": stateful(order), ...})``, and ``load``.
+    """What torch.distributed.checkpoint saves of an order, and loads into one.
 
+    Write ``dcp.save({"order": stateful(order)}, ...)`` and ``dcp.load({"order": stateful(order)}, ...)``.
     Then call ``order.resume()`` on every rank, as after any other load.
 
     >>> import ordain
     >>> order, other = ordain.GraB(None, 4), ordain.GraB(None, 4)
     >>> order.observe(torch.eye(4)[list(order.sampler)][:2])
     >>> stateful(other).load_state_dict(stateful(order).state_dict())
-    >>> other.resume(), next(iter(other.sampler)) == order.history(0)[2]
+    >>> other.resume(), next(iter(other.sampler)) == int(order.history(0)[2])
     (0, True)
     """
     return Stateful(order)
