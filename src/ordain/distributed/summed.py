@@ -8,13 +8,13 @@ process's in that a rank does not see what the others do in the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ordain.errors import RanksError
+from ordain.distributed.ranks import agreed, failed_on
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
 
@@ -90,7 +90,7 @@ class Apart:
 def learn_apart(
     order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
 ) -> None:
-    """One step: balance ``batch``, this rank's, and take over what all ranks found.
+    """One step: balance ``batch``, this rank's, and take over what all ranks found: all of it or, on failure, nothing.
 
     Args:
         order: this rank's copy, in the same state as the others'.
@@ -99,6 +99,31 @@ def learn_apart(
         slots: for each rank, the slots of its rows.
         device: where the vectors live, for a rank without a batch.
     """
+    units = np.unique(np.concatenate(slots))
+    kept, places = dict(vars(order)), order._places[units]
+    adding = False
+    try:
+        sums, found = _balanced_apart(order, ranks, batch, slots, device)
+        table = order._vectors["table"]
+        adding = True
+        table[0].add_(sums[0])
+        if not order._paired:
+            table[2].add_(sums[1])
+        for name, value in found.items():
+            setattr(order, name, value)
+        order._state[0] = _square(order, table)
+    except BaseException:
+        vars(order).update(kept)
+        order._places[units] = places
+        if adding:
+            order._start_anew()
+        raise
+
+
+def _balanced_apart(
+    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
+) -> tuple[Tensor, dict[str, Any]]:
+    """What is to be added to P and to the mean's sum, and the order's new numbers; the places are there already."""
     dim = batch.dim if batch is not None else order._dim or 0
     if "table" not in order._vectors:
         order._allocate(
@@ -119,7 +144,7 @@ def learn_apart(
     mine = slots[ranks.rank]
     try:
         if apart is not None and len(mine):
-            order._take(apart, mine)
+            order._learn(apart, mine, cut=order.group > 1)
             order._let_go()
     except Exception as raised:  # the others must hear of it, or wait for ever
         error = raised
@@ -131,26 +156,22 @@ def learn_apart(
     every, places = _told(ranks, told, order._places, slots)
     failed = np.flatnonzero(every[:, 0])
     if error is not None:
-        raise error
+        raise agreed(error)
     if len(failed):
-        raise RanksError(
-            f"an error in order.step() on rank {failed[0]}",
-            expected="a step of every rank",
-            remedy="Its own message, in that rank's log, says what was wrong.",
-        )
+        raise agreed(failed_on(f"rank {failed[0]}"))
     there = later and _gradient(order, ranks, every[:, -4:].sum(axis=0), sums[1], table)
     if later and not there and apart is not None:
         sums[1].zero_()
         apart.finish()
     ranks.add(sums[:1] if there else sums)
-    table[0].add_(sums[0])
-    if not order._paired:
-        table[2].add_(sums[1])
     for one, found in zip(slots, places, strict=True):
         order._places[np.unique(one)] = found
-    for name, old, added in zip(_TALLIES, before, every[:, 3:-4].sum(axis=0), strict=True):
-        setattr(order, name, type(getattr(order, name))(old + added))
-    order._state = np.array([_square(order, table), failures + every[:, 1].sum(), max(own_before, every[:, 2].max())])
+    numbers: dict[str, Any] = {
+        name: type(getattr(order, name))(old + added)
+        for name, old, added in zip(_TALLIES, before, every[:, 3:-4].sum(axis=0), strict=True)
+    }
+    numbers["_state"] = np.array([0.0, failures + every[:, 1].sum(), max(own_before, every[:, 2].max())])
+    return sums, numbers
 
 
 def _gradient(order: BalancedOrder, ranks: Ranks, along: NDArray[np.float64], out: Tensor, table: Tensor) -> bool:

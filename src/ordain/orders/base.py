@@ -232,6 +232,10 @@ class Order(ABC):
         """How many of this epoch's examples are done, from the front; None if that cannot be known."""
         return None if self._uncounted else self._taken
 
+    def _device(self) -> torch.device:
+        """Where saved tensors belong."""
+        return torch.device("cpu")
+
     def _identity(self) -> dict[str, Any]:
         """What must agree for a saved state to be loaded."""
         alone = self._share if self._share is not None and self._share.alone else None

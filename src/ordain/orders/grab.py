@@ -78,6 +78,16 @@ class GraB(BalancedOrder):
         else:
             super().step()
 
+    def skip(self, count: int) -> None:
+        if self.frozen and self._together is not None:
+            self.step()  # nobody else may be asked: a step of a frozen order says nothing either
+        else:
+            super().skip(count)
+
+    def _keep_company(self) -> None:
+        if not self.frozen:
+            super()._keep_company()
+
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self.frozen:
             self._touched = self._uncounted = True
@@ -158,6 +168,9 @@ class GraB(BalancedOrder):
             self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
         if self.frozen:
             self.detach()
+
+    def _marks(self) -> list[Indices]:
+        return [*super()._marks(), np.array([self._signed, self._summed, len(self._vectors)])]
 
     def _begin_again(self) -> None:
         """The vectors were left out: s = 0 and m = 0. Places already given stay; what waited keeps the middle."""

@@ -18,6 +18,7 @@ from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
 from ordain.gradients.memory import shrinking
+from ordain.gradients.sharded import refuse_sharded, refuse_wrapped
 from ordain.orders.base import Indices
 from ordain.orders.placed import PlacedOrder
 from ordain.orders.state import State, broken
@@ -74,6 +75,8 @@ class LearnedOrder(PlacedOrder):
                 expected="a torch.nn.Module first, then n",
                 remedy=f"Write {type(self).__name__}(model, len(dataset)).",
             )
+        if model is not None:
+            refuse_wrapped(model)
         if gradients not in _SOURCES:
             raise InputError(
                 f"gradients={gradients!r}",
@@ -93,6 +96,8 @@ class LearnedOrder(PlacedOrder):
         self._source: Source | None = None
         self._detached = False
         if model is not None:
+            if gradients != "exact":
+                refuse_sharded(model, gradients)
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
             self._given_dim = self._source.dim
@@ -130,7 +135,12 @@ class LearnedOrder(PlacedOrder):
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return Company(self._together.step, self._like().device, self._share.options.group)
+        return Company(self._keep_company, self._like().device, self._share.options.group)
+
+    def _keep_company(self) -> None:
+        """While other ranks step, and this one has no more batches."""
+        if self._together is not None:
+            self._together.step(None)
 
     def step(self) -> None:
         if self._together is not None:
@@ -217,6 +227,9 @@ class LearnedOrder(PlacedOrder):
     def _like(self) -> Tensor:
         """Of the dtype and on the device of the model's gradients."""
         return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def _device(self) -> torch.device:
+        return self._like().device
 
     def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
         """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
@@ -312,3 +325,9 @@ class LearnedOrder(PlacedOrder):
         if self._source is None:
             self._dim = state["dim"]
             self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
+        if self._together is not None:
+            self._together.loaded()
+
+    def _marks(self) -> list[Indices]:
+        """By what two states of the same epoch are told apart."""
+        return [self._places.astype(np.int64)]
