@@ -167,7 +167,8 @@ class Meeting:
         common = max(scales)
         forms = joined(batches, places, [scale / common if scale else 1.0 for scale in scales])
         total = sum(len(place) for place in places)
-        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like)
+        most = int(self.heads[:, 4].max()) // like.element_size()  # as many numbers as a rank has sent already
+        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like, most=most)
 
 
 def forms_of(batch: Gradients) -> tuple[Placed, float]:

@@ -18,19 +18,28 @@ class Gathered(Factored):
     """All ranks' gradients, held by every rank.
 
     Each rank multiplies out its share of the parameters, and the products are added up: so every rank decides by
-    the very same numbers, to the last bit. Sums are made by every rank for itself, without traffic.
+    the very same numbers, to the last bit. Where there are more products than ``most`` numbers (the examples' square
+    outgrows their factors) every rank multiplies all out for itself. Sums are always made so, without traffic.
     """
 
-    def __init__(self, forms: Placed, *, ranks: Ranks, dim: int, size: int, scale: float, like: Tensor) -> None:
+    def __init__(
+        self, forms: Placed, *, ranks: Ranks, dim: int, size: int, scale: float, like: Tensor, most: int
+    ) -> None:
         super().__init__(forms, dim=dim, size=size, scale=scale, like=like)
         self._ranks = ranks
-        self._like = like
-        self._share = Factored(shared_out(forms, ranks), dim=dim, size=size, scale=scale, like=like)
+        self._like, self._most = like, most
+        self._alone = size * (size + 1) // 2 > most
+        mine = [] if self._alone else shared_out(forms, ranks)
+        self._share = Factored(mine, dim=dim, size=size, scale=scale, like=like)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._alone:
+            return super().products(vectors)
         return self._added(partial(self._share.products, vectors), self.size, len(vectors))
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._alone:
+            return super().paired_products(vectors)
         return self._added(partial(self._share.paired_products, vectors), self.size // 2, len(vectors))
 
     def dot(self, vectors: Tensor) -> Tensor:
@@ -58,7 +67,15 @@ class Gathered(Factored):
 
     def select(self, rows: Tensor) -> Gathered:
         forms = [(offset, form.select(rows)) for offset, form in self._forms]
-        return Gathered(forms, ranks=self._ranks, dim=self.dim, size=len(rows), scale=self.scale, like=self._like)
+        return Gathered(
+            forms,
+            ranks=self._ranks,
+            dim=self.dim,
+            size=len(rows),
+            scale=self.scale,
+            like=self._like,
+            most=self._most,
+        )
 
     def layer(self) -> None:
         """Never: the compiled pass over one layer shares no work and no numbers."""
