@@ -98,6 +98,7 @@ class OrderIterator(Iterator[int]):
         ticket, indices, position = order._begin_pass()
         order._overtaking = not getattr(loader, "_in_order", True) and getattr(loader, "_num_workers", 0) > 1
         self._epoch = order.epoch
+        shared = order._share is not None
         while position < len(indices):
             for index in indices[position : position + _CHUNK].tolist():
                 if order._ticket != ticket:
@@ -107,8 +108,11 @@ class OrderIterator(Iterator[int]):
                         remedy="Evaluate with a loader of its own, or finish this one before starting another.",
                     )
                 position += 1
-                order._draw_to(position)
                 self._drawn = position
+                if shared:
+                    order._draw_to(position)
+                else:
+                    order._drawn = position
                 yield index
 
     def state_dict(self) -> dict[str, Any]:

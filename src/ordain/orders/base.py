@@ -178,7 +178,7 @@ class Order(ABC):
         return self._ticket, self._share.indices(indices), self._share.own(self._drawn)
 
     def _draw_to(self, drawn: int) -> None:
-        """The live pass has drawn so many."""
+        """The live pass has drawn so many of this rank's."""
         self._drawn = drawn if self._share is None else self._share.covered(drawn)
 
     def _go_on(self, epoch: int, drawn: int) -> None:
