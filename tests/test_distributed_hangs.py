@@ -223,6 +223,26 @@ def test_a_rank_whose_step_broke_off_says_nothing_more(mode: Any) -> None:
     run_ranks(1, job)
 
 
+def test_a_model_that_one_rank_cannot_take() -> None:
+    def job(ranks: ThreadRanks) -> str:
+        model = nn.Sequential(nn.Linear(2, 2))
+        model.requires_grad_(ranks.rank != 1)
+        return said(lambda: GraB(model, N, distributed=Distributed(ranks=ranks)))
+
+    zero, one = run_ranks(2, job)
+    assert zero.startswith(
+        "RanksError: got ranks with different error: None on rank 0, InputError: got a model with no"
+    )
+    assert one.startswith("InputError: got a model with no trainable parameter")
+
+
+def test_a_model_that_no_rank_can_take() -> None:
+    def job(ranks: ThreadRanks) -> str:
+        return said(lambda: GraB(nn.Flatten(), N, distributed=Distributed(ranks=ranks)))
+
+    assert all(one.startswith("InputError: got a model with no trainable parameter") for one in run_ranks(2, job))
+
+
 # --- one rank is elsewhere -------------------------------------------------------------------------
 
 
