@@ -243,6 +243,43 @@ def test_a_model_that_no_rank_can_take() -> None:
     assert all(one.startswith("InputError: got a model with no trainable parameter") for one in run_ranks(2, job))
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("who", [{1}, {0}, {0, 1}])
+def test_a_first_batch_that_is_passed_over(mode: Any, who: set[int]) -> None:
+    """A rank that has seen no gradient yet does not know how long they are."""
+
+    def job(ranks: ThreadRanks) -> Any:
+        order = GraB(None, N, distributed=Distributed(mode=mode, ranks=ranks))
+        indices = iter(order.sampler)
+        given = observed(order, indices)
+        if ranks.rank in who:
+            order.skip(3)
+        else:
+            order.observe(given)
+        for _ in range(3):
+            order.observe(observed(order, indices))
+        return order.state_dict()
+
+    zero, one = run_ranks(2, job)
+    assert same(zero, one)
+    assert (zero["places"] == 2).sum() == 3 * len(who)
+    assert ((zero["places"] == 1) | (zero["places"] == -1)).sum() == N - 3 * len(who)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("change", "told"), [(np.float32, "3 numbers of float32"), ("short", "2 numbers of float64")])
+def test_ranks_with_different_gradients(mode: Any, change: Any, told: str) -> None:
+    def job(ranks: ThreadRanks) -> str:
+        order = GraB(None, N, distributed=Distributed(mode=mode, ranks=ranks))
+        given = observed(order, iter(order.sampler))
+        if ranks.rank == 1:
+            given = given[:, :2] if change == "short" else given.astype(change)
+        return said(lambda: order.observe(given))
+
+    expected = f"RanksError: got ranks with different gradients: 3 numbers of float64 on rank 0, {told} on rank 1"
+    assert all(one.startswith(expected) for one in run_ranks(2, job))
+
+
 # --- one rank is elsewhere -------------------------------------------------------------------------
 
 
