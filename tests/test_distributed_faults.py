@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 from launched import launched
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the scenarios run in forked processes"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.distributed.fsdp
 from launched import launched
 
-pytest.importorskip("torch.distributed.fsdp", reason="this torch has no FSDP")
+pytestmark = [
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="this torch has no FSDP2"),
+]
 
 
 def test_sharded_models(tmp_path: Path) -> None:
