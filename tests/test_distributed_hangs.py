@@ -20,6 +20,7 @@ from ordain import GraB, Herding
 from ordain.distributed import Distributed
 from ordain.distributed.gathered import Gathered
 from ordain.errors import InputError, MemoryLimitError, OrdainError
+from ordain.gradients.dense import Dense
 from ordain.gradients.factored import Factored
 
 pytestmark = pytest.mark.filterwarnings("ignore::ordain.errors.OrdainWarning")
@@ -155,18 +156,21 @@ def test_memory_that_runs_out_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> No
     assert zero[1] == one[1]
 
 
-def test_a_failed_step_of_the_sum_mode_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_of_the_sum_mode_changes_nothing() -> None:
+    """Not even where it fails with half of the sums made."""
+
+    class Failing(Dense):
+        def weighted_sum(self, weights: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+            super().weighted_sum(weights, out=out)
+            raise InputError("x", expected="y", remedy="z")
+
     def job(ranks: ThreadRanks) -> list[Any]:
         order = GraB(None, N, distributed=Distributed(mode="sum", ranks=ranks))
         indices = iter(order.sampler)
         order.observe(observed(order, indices))
-        before, given = order.state_dict(), observed(order, indices)
-        let_go = order._let_go
-        if ranks.rank == 1:
-            order._let_go = lambda: (_ for _ in ()).throw(InputError("x", expected="y", remedy="z"))
-        answer = said(lambda: order.observe(given))
+        before, given = order.state_dict(), torch.from_numpy(observed(order, indices))
+        answer = said(lambda: order.observe(Failing([given]) if ranks.rank == 1 else given))
         assert same(order.state_dict(), before)
-        order._let_go = let_go
         order.observe(given)
         return [answer, order.state_dict()]
 
@@ -221,6 +225,63 @@ def test_a_rank_whose_step_broke_off_says_nothing_more(mode: Any) -> None:
         assert said(lambda: order.observe(given)).startswith("RanksError: got a step after one that broke off")
 
     run_ranks(1, job)
+
+
+def test_a_model_that_one_rank_cannot_take() -> None:
+    def job(ranks: ThreadRanks) -> str:
+        model = nn.Sequential(nn.Linear(2, 2))
+        model.requires_grad_(ranks.rank != 1)
+        return said(lambda: GraB(model, N, distributed=Distributed(ranks=ranks)))
+
+    zero, one = run_ranks(2, job)
+    assert zero.startswith(
+        "RanksError: got ranks with different error: None on rank 0, InputError: got a model with no"
+    )
+    assert one.startswith("InputError: got a model with no trainable parameter")
+
+
+def test_a_model_that_no_rank_can_take() -> None:
+    def job(ranks: ThreadRanks) -> str:
+        return said(lambda: GraB(nn.Flatten(), N, distributed=Distributed(ranks=ranks)))
+
+    assert all(one.startswith("InputError: got a model with no trainable parameter") for one in run_ranks(2, job))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("who", [{1}, {0}, {0, 1}])
+def test_a_first_batch_that_is_passed_over(mode: Any, who: set[int]) -> None:
+    """A rank that has seen no gradient yet does not know how long they are."""
+
+    def job(ranks: ThreadRanks) -> Any:
+        order = GraB(None, N, distributed=Distributed(mode=mode, ranks=ranks))
+        indices = iter(order.sampler)
+        given = observed(order, indices)
+        if ranks.rank in who:
+            order.skip(3)
+        else:
+            order.observe(given)
+        for _ in range(3):
+            order.observe(observed(order, indices))
+        return order.state_dict()
+
+    zero, one = run_ranks(2, job)
+    assert same(zero, one)
+    assert (zero["places"] == 2).sum() == 3 * len(who)
+    assert ((zero["places"] == 1) | (zero["places"] == -1)).sum() == N - 3 * len(who)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("change", "told"), [(np.float32, "3 numbers of float32"), ("short", "2 numbers of float64")])
+def test_ranks_with_different_gradients(mode: Any, change: Any, told: str) -> None:
+    def job(ranks: ThreadRanks) -> str:
+        order = GraB(None, N, distributed=Distributed(mode=mode, ranks=ranks))
+        given = observed(order, iter(order.sampler))
+        if ranks.rank == 1:
+            given = given[:, :2] if change == "short" else given.astype(change)
+        return said(lambda: order.observe(given))
+
+    expected = f"RanksError: got ranks with different gradients: 3 numbers of float64 on rank 0, {told} on rank 1"
+    assert all(one.startswith(expected) for one in run_ranks(2, job))
 
 
 # --- one rank is elsewhere -------------------------------------------------------------------------

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.distributed.fsdp
 from launched import launched
 
-pytest.importorskip("torch.distributed.fsdp", reason="this torch has no FSDP")
+pytestmark = [
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="this torch has no FSDP2"),
+]
 
 
 def test_sharded_models(tmp_path: Path) -> None:
@@ -24,12 +28,16 @@ def test_sharded_models(tmp_path: Path) -> None:
     assert all(sorted(one) == list(range(24)) for one in found["kept whole"]["orders"])
     assert len({tuple(one) for one in found["kept whole"]["orders"]}) == 4
 
+    assert all(sorted(one) == list(range(24)) for one in found["bfloat16"])
+    assert len({tuple(one) for one in found["bfloat16"]}) == 4
+
     for name, said in {
         "func": "UnsupportedModuleError: got a model with sharded parameters and gradients='func'",
         "microbatch": "UnsupportedModuleError: got a model with sharded parameters and gradients='microbatch'",
         "recurrent": "UnsupportedModuleError: got FSDPLSTM at '' with sharded parameters",
         "fsdp1": "UnsupportedModuleError: got FullyShardedDataParallel; expected DistributedDataParallel",
         "sharded later": "StateError: got a model with parameters that were not there when the order was made",
+        "tensor parallel": "UnsupportedModuleError: got Linear with parameters that are split while it runs",
         "not explained": "UnsupportedModuleError: got parameter 'head.weight' with a gradient that the calls",
     }.items():
         assert found[name].startswith(said), found[name]

@@ -88,6 +88,11 @@ def ended_before(store: dist.Store, rank: int) -> dict[str, Any]:
     return {"said": said(lambda: GraB(None, N, distributed=Distributed(timeout=60)))}
 
 
+def not_a_member(store: dist.Store, rank: int) -> dict[str, Any]:
+    group = dist.new_group([1])
+    return {"said": said(lambda: GraB(None, N, distributed=Distributed(group=group)))}
+
+
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
     "killed": (lost_in_mid_epoch, ("exact", "kill", 120.0)),
     "killed, sum": (lost_in_mid_epoch, ("sum", "kill", 120.0)),
@@ -98,6 +103,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
     "not made": (not_made, ()),
     "made otherwise": (made_otherwise, ()),
     "ended before": (ended_before, ()),
+    "not a member": (not_a_member, ()),
 }
 
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, linear
 
 from ordain import GraB
@@ -59,8 +60,9 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(N, 4, 6, generator=generator).double(), torch.randint(3, (N,), generator=generator)
 
 
-def trained(model: nn.Module, order: GraB, batch: int) -> list[list[int]]:
+def trained(model: nn.Module, order: GraB, batch: int, dtype: torch.dtype = torch.float64) -> list[list[int]]:
     x, y = data()
+    x = x.to(dtype)
     params = list(model.parameters())
     for _ in range(EPOCHS):
         indices = iter(order.sampler)
@@ -130,6 +132,16 @@ def main(folder: Path) -> None:
         order.step()
 
     found["not explained"] = refusal(use_twice)
+
+    def split_while_it_runs() -> None:
+        parallelize_module(plain, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+        trained(plain, GraB(plain, N), BATCH)
+
+    plain = mlp().double()
+    found["tensor parallel"] = refusal(split_while_it_runs)
+
+    coarse = sharded(mlp(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    found["bfloat16"] = trained(coarse, GraB(coarse, N), BATCH, torch.float32)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

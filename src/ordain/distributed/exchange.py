@@ -77,7 +77,7 @@ class Exchange:
                 status = _SKIPPED
             digest = _digest(text)
             more = number + 1 < len(batches)
-            row = torch.tensor([status, more, mine.size, digest, len(data), *stands])
+            row = torch.tensor([status, more, mine.size, digest, len(data), _kind(mine), *stands])
             heads = self.ranks.gather(row)
             self._check(heads, error)
             texts = self._texts(heads[:, 3], text, digest)
@@ -94,7 +94,19 @@ class Exchange:
         failed = (heads[:, 0] == _FAILED).nonzero().flatten().tolist()
         if failed:
             raise agreed(failed_on(f"rank {failed[0]}"))
-        for place, what in ((5, "epoch"), (6, "number of examples done"), (7, "order")):
+        kinds = {kind: rank for rank, kind in enumerate(heads[:, 5].tolist()) if kind}
+        if len(kinds) > 1:
+            told = [
+                f"{kind // 2} numbers of float{64 if kind % 2 else 32} on rank {rank}" for kind, rank in kinds.items()
+            ]
+            raise agreed(
+                RanksError(
+                    f"ranks with different gradients: {', '.join(told)}",
+                    expected="gradients of the same length and dtype on every rank",
+                    remedy="Use the same model, or the same parameters, on every rank.",
+                )
+            )
+        for place, what in ((6, "epoch"), (7, "number of examples done"), (8, "order")):
             values = heads[heads[:, 0] != _JOINED, place].tolist()
             if len(set(values)) > 1:
                 raise agreed(
@@ -136,6 +148,11 @@ class Meeting:
     def sizes(self) -> list[int]:
         """How many examples each rank has."""
         return [int(size) for size in self.heads[:, 2]]
+
+    def like(self, device: torch.device) -> Tensor:
+        """``[0, d]``: of the length and dtype of the ranks' gradients."""
+        kind = int(self.heads[:, 5].max())
+        return torch.empty(0, kind // 2, dtype=torch.float64 if kind % 2 else torch.float32, device=device)
 
     @property
     def skipped(self) -> list[bool]:
@@ -182,6 +199,13 @@ def forms_of(batch: Gradients) -> tuple[Placed, float]:
         placed.append((offset, Made(block.unsqueeze(1))))
         offset += block.shape[1]
     return placed, 1.0
+
+
+def _kind(mine: Local) -> int:
+    """Length and dtype of a rank's gradients; 0 if it has none."""
+    if mine.batch is None or not mine.size:
+        return 0
+    return 2 * mine.batch.dim + (mine.batch.dtype == torch.float64)
 
 
 def _digest(text: str) -> int:

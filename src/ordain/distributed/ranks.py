@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -15,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ordain.errors import RanksError
+from ordain.errors import InputError, RanksError
 
 Raised = TypeVar("Raised", bound=BaseException)
+_ERROR = "error"
 
 
 class Ranks(Protocol):
@@ -50,6 +52,12 @@ class ProcessRanks:
         except RuntimeError as error:
             raise self._lost(f"{dist.get_rank()} of {dist.get_world_size()}", error) from error
         self.rank = dist.get_rank(self._group)
+        if self.rank < 0:
+            raise InputError(
+                f"a group that rank {dist.get_rank()} is not in",
+                expected="a group of which this process is a member",
+                remedy="Make the order only on the ranks of the group.",
+            )
         self.size = dist.get_world_size(self._group)
         self.sent = self.calls = 0
         backend = dist.get_backend(self._group)
@@ -109,6 +117,17 @@ def gather_texts(ranks: Ranks, text: str) -> list[str]:
     return [bytes(row[:length].tolist()).decode() for row, length in zip(every, lengths.tolist(), strict=True)]
 
 
+@contextmanager
+def heard(ranks: Ranks) -> Iterator[None]:
+    """What raises in here on one rank raises on those that wait for it in :func:`agree`, wherever that is."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(RanksError):
+            agree(ranks, {_ERROR: f"{type(error).__name__}: {error}"})
+        raise
+
+
 def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
     """Raise on every rank, with all values named, if the ranks do not have the same facts."""
     told = json.dumps(facts, sort_keys=True, default=str)
@@ -116,7 +135,7 @@ def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
     if len(set(digests.tolist())) == 1:
         return
     every = [json.loads(text) for text in gather_texts(ranks, told)]
-    for name in sorted({name for one in every for name in one}):
+    for name in sorted({name for one in every for name in one}, key=lambda name: (name != _ERROR, name)):
         values = [str(one.get(name)) for one in every]
         if len(set(values)) > 1:
             raise RanksError(
@@ -127,7 +146,7 @@ def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
 
 
 def _listed(values: Sequence[str]) -> str:
-    shown = [f"{value[:60]} on rank {rank}" for rank, value in enumerate(values[:8])]
+    shown = [f"{value[:160]} on rank {rank}" for rank, value in enumerate(values[:8])]
     return ", ".join(shown) + (f", and {len(values) - 8} more" if len(values) > 8 else "")
 
 

@@ -88,7 +88,7 @@ class Apart:
 
 
 def learn_apart(
-    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
+    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], like: Tensor
 ) -> None:
     """One step: balance ``batch``, this rank's, and take over what all ranks found: all of it or, on failure, nothing.
 
@@ -97,13 +97,13 @@ def learn_apart(
         ranks: all of them.
         batch: this rank's gradients; None if it has none.
         slots: for each rank, the slots of its rows.
-        device: where the vectors live, for a rank without a batch.
+        like: ``[0, d]``, of the gradients' dtype and device.
     """
     units = np.unique(np.concatenate(slots))
     kept, places = dict(vars(order)), order._places[units]
     adding = False
     try:
-        sums, found = _balanced_apart(order, ranks, batch, slots, device)
+        sums, found = _balanced_apart(order, ranks, batch, slots, like)
         table = order._vectors["table"]
         adding = True
         table[0].add_(sums[0])
@@ -121,14 +121,11 @@ def learn_apart(
 
 
 def _balanced_apart(
-    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], device: torch.device
+    order: BalancedOrder, ranks: Ranks, batch: Gradients | None, slots: Sequence[Indices], like: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
     """What is to be added to P and to the mean's sum, and the order's new numbers; the places are there already."""
-    dim = batch.dim if batch is not None else order._dim or 0
     if "table" not in order._vectors:
-        order._allocate(
-            batch if batch is not None else Dense([torch.zeros(0, dim, dtype=order._like().dtype, device=device)])
-        )
+        order._allocate(Dense([like]))
     table = order._vectors["table"]
     before = [float(getattr(order, name)) for name in _TALLIES]
     failures, own_before = float(order._state[1]), float(order._state[2])
@@ -136,7 +133,7 @@ def _balanced_apart(
     counts = [len(np.unique(one)) // share for one in slots]
     order._signed += sum(counts[: ranks.rank])  # coins of its own
     started = order._signed
-    sums = torch.zeros(len(table) // 2 + 1, dim, dtype=table.dtype, device=table.device)
+    sums = torch.zeros(len(table) // 2 + 1, like.shape[1], dtype=table.dtype, device=table.device)
     # Where the backward has averaged the ranks' gradients, their sum is in p.grad on every rank.
     later = not order._paired and order._averaged and len({len(one) for one in slots}) == 1
     apart = None if batch is None else Apart(batch, sums, later=later)

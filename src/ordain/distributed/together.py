@@ -104,9 +104,10 @@ class Together:
         batch = meeting.mine.batch
         if batch is not None and len(rows.kept[rank]) < batch.size:
             batch = batch.select(rows.kept[rank].to(batch.device))
-        slots = [_slots(order, one) for one in rows.positions]
-        learn_apart(order, self._share.ranks, batch, slots, _device(order, meeting))
-        order._dim = order._dim or (batch.dim if batch is not None else None)
+        if len(rows.slots):
+            slots, like = [_slots(order, one) for one in rows.positions], meeting.like(_device(order, meeting))
+            learn_apart(order, self._share.ranks, batch, slots, like)
+            order._dim = like.shape[1]
         self._count(rows)
 
 

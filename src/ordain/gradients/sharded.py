@@ -90,8 +90,8 @@ class Sharded:
         for inner in module.modules():
             for name, part in self._own.get(inner, {}).items():
                 whole = inner._parameters.get(name)
-                if whole is None or whole is part:
-                    continue
+                if whole is None or (whole is part and inner is not module):
+                    continue  # its own turn comes
                 if is_split(whole):
                     raise UnsupportedModuleError(
                         f"{type(inner).__name__} with parameters that are split while it runs (tensor parallelism)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from ordain.distributed.exchange import Local
+from ordain.distributed.ranks import heard
 from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, StateError, StepError
@@ -96,10 +98,11 @@ class LearnedOrder(PlacedOrder):
         self._source: Source | None = None
         self._detached = False
         if model is not None:
-            if gradients != "exact":
-                refuse_sharded(model, gradients)
-            build = _SOURCES[gradients]
-            self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
+            with nullcontext() if self._share is None else heard(self._share.ranks):
+                if gradients != "exact":
+                    refuse_sharded(model, gradients)
+                build = _SOURCES[gradients]
+                self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
             self._given_dim = self._source.dim
             self._dim = self._source.dim if sketch is None else sketch
             if sketch is not None and isinstance(self._source, ExactSource):
