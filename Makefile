@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/ordain demo --out demo-out
 
 test: lint
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup
 
 # What hypothesis looks for, with other examples every time, and thirty times as many.
 test-nightly: $(READY)

@@ -40,6 +40,6 @@ def repeatable(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Every record of a run, without seconds and bytes."""
     found = {}
     for path in sorted((out / "records").rglob("*.jsonl")):
-        kept = [{k: v for k, v in line.items() if k != "seconds" and not k.endswith("_bytes")} for line in lines(path)]
+        kept = [{k: v for k, v in line.items() if not k.endswith(("seconds", "_bytes"))} for line in lines(path)]
         found[path.relative_to(out).as_posix()] = kept
     return found

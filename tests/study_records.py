@@ -48,6 +48,7 @@ def epoch(number: int, loss: float | None, **other: Any) -> dict[str, Any]:
     parts = ("data", "forward", "backward", "ordering", "optimizer", "evaluation")
     line |= {
         "seconds": dict.fromkeys(parts, 0.5 * (number > 0)),
+        "cpu_seconds": 2.0 * (number > 0),
         "order_bytes": 8,
         "peak_bytes": 1 << 30,
         "job_bytes": 1 << 20,

@@ -69,10 +69,15 @@ def a_rank(ranks: ThreadRanks, make: Any, n: int, batch: int, epochs: int, **opt
     return [order.history(epoch).tolist() for epoch in range(epochs + 1)], model
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("options", [{}, {"centering": "pair"}, {"balancer": SelfBalancingWalk(c=2.0)}, {"group": 3}])
-@pytest.mark.parametrize(("ranks", "n", "batch"), [(1, 20, 4), (2, 24, 4), (3, 30, 3), (4, 32, 3), (2, 22, 3)])
-def test_equal_to_one_process(kind: str, options: dict[str, Any], ranks: int, n: int, batch: int) -> None:
+OPTIONS: list[dict[str, Any]] = [{}, {"centering": "pair"}, {"balancer": SelfBalancingWalk(c=2.0)}, {"group": 3}]
+SIZES = [(1, 20, 4), (2, 24, 4), (3, 30, 3), (4, 32, 3), (2, 22, 3)]  # W, n, B
+CASES = [(kind, options, SIZES[1]) for kind in MODELS for options in OPTIONS]
+CASES += [("mlp", options, size) for options in OPTIONS for size in SIZES if size != SIZES[1]]
+
+
+@pytest.mark.parametrize(("kind", "options", "size"), CASES)
+def test_equal_to_one_process(kind: str, options: dict[str, Any], size: tuple[int, int, int]) -> None:
+    ranks, n, batch = size
     make = MODELS[kind]
     expected, model = one_process(make, n, ranks * batch, 3, **options)
     torch.manual_seed(0)

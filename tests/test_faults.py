@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import Regression, batches, is_permutation, loop_gradients, small_model
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+import ordain
 from ordain import GraB
 from ordain.errors import StepError
 
@@ -244,3 +249,68 @@ def test_a_worker_that_fails_costs_its_batch() -> None:
             assert indices.tolist() == batch
             run.learn(batch)
     run.check()
+
+
+# --- an interrupt at any line of ours --------------------------------------------------------------
+
+OURS = str(Path(ordain.__file__).parent)
+
+
+@contextlib.contextmanager
+def interrupted_at(line: int) -> Iterator[list[int]]:
+    """KeyboardInterrupt at the given line, counted over all lines of ours that run; the count comes back."""
+    count = [0]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        if event == "line":
+            count[0] += 1
+            if count[0] == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize(("source", "centering"), [("exact", "mean"), ("exact", "pair"), ("func", "mean")])
+@pytest.mark.parametrize("after", ["go on", "next epoch"])
+def test_an_interrupt_at_any_line_of_a_step(source: str, centering: str, after: str) -> None:
+    """Ctrl-C wherever it falls: no order loses an example, all sums are finite, the state loads, no hook stays."""
+
+    def batch_of(run: Run, batch: list[int]) -> None:
+        run.loss(batch).backward()
+        run.order.step()
+
+    def one(line: int) -> int:
+        run = Run(source, centering)
+        order = run.order
+        indices = list(order.sampler)
+        batch_of(run, indices[:3])
+        taken = order.state_dict()["taken"]
+        with interrupted_at(line) as count, contextlib.suppress(KeyboardInterrupt):
+            batch_of(run, indices[3:6])
+        run.optimizer.zero_grad()
+        if after == "go on":
+            order.skip(6 - order.state_dict()["taken"])
+            batch_of(run, indices[6:9])
+            assert order.state_dict()["taken"] == 9 >= taken
+        for _ in range(2):
+            indices = list(order.sampler)
+            assert is_permutation(indices, N)
+            for lo in range(0, N, 3):
+                batch_of(run, indices[lo : lo + 3])
+        assert all(torch.isfinite(vector).all() for vector in order.state_dict()["vectors"].values())
+        GraB(None, N, centering=centering).load_state_dict(order.state_dict())
+        order.detach()
+        assert plain_hooks(run.model) == run.before
+        return count[0]
+
+    lines = one(-1)
+    for line in np.random.default_rng(0).choice(lines, 8, replace=False):
+        one(1 + int(line))

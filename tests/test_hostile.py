@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from test_data_fetch import packed, tar
 from test_data_hypothesis import damaged
 
+import ordain
 from ordain import GraB
-from ordain.errors import FetchError, InputError, OrdainError
+from ordain.errors import FetchError, InputError, OrdainError, StateError
 from ordain.study import strict_json
 from ordain.study.data.archives import extract
 from ordain.study.files import read_vectors
@@ -234,9 +236,48 @@ def test_states_are_loaded_without_running_anything(tmp_path: Path, monkeypatch:
     torch.save(order.state_dict() | {"log": Evil()}, "state.pt")
     with pytest.raises(Exception, match=r"weights_only|Unsupported"):
         torch.load("state.pt", weights_only=True)
+    with pytest.raises(StateError, match="never unpickled"):
+        ordain.load("state.pt")
     assert not Path("evil").exists()
     torch.save(order.state_dict(), "state.pt")
     order.load_state_dict(torch.load("state.pt", weights_only=True))
+
+
+def test_states_that_unpack_to_more_than_their_file(tmp_path: Path) -> None:
+    """100 MB of zeros in a file of 100 kB: refused by what it declares, before anything is unpacked."""
+    whole, bomb = tmp_path / "whole.pt", tmp_path / "bomb.pt"
+    torch.save({"x": torch.zeros(100 * 2**20 // 4)}, whole)
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
+        for one in old.infolist():
+            new.writestr(one.filename, old.read(one))
+    assert bomb.stat().st_size < 2**18
+    tracemalloc.start()
+    with pytest.raises(StateError, match=r"bomb\.pt, which cannot be read") as caught:
+        ordain.load(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert "more than it is long" in str(caught.value.__cause__)
+    assert len(ordain.load(whole)["x"]) == 100 * 2**20 // 4
+
+
+@pytest.mark.parametrize("field", ["arrangement", "log", "table"])
+def test_states_that_look_larger_than_they_are(field: str) -> None:
+    """One number, repeated by a stride of 0 until it seems to be terabytes: nothing is copied, nothing changes."""
+    order = GraB(None, 4)
+    order.observe(torch.randn(len(list(order.sampler)), 3, generator=torch.Generator().manual_seed(0)))
+    next(iter(order.sampler))
+    state, many = order.state_dict(), 10**12
+    if field == "arrangement":
+        bad = state | {field: torch.zeros(1, dtype=torch.int64).expand(many)}
+    elif field == "log":
+        bad = state | {"epoch": many, field: torch.zeros(1, 1, dtype=torch.uint8).expand(many, 2)}
+    else:
+        bad = state | {"dim": many, "vectors": {field: torch.zeros(1, 1).expand(3, many)}}
+    other = GraB(None, 4)
+    before = str(other.state_dict())
+    with pytest.raises(StateError, match=field):
+        other.load_state_dict(bad)
+    assert str(other.state_dict()) == before
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, {"version": {"version": 1}}, {"order": "<b>GraB</b>"}])

@@ -216,6 +216,20 @@ def test_batches_out_of_order_are_exact_through_indices(centering: Any) -> None:
     assert list(order.sampler) == list(twin.sampler)
 
 
+@pytest.mark.filterwarnings("ignore:GraB. a whole pass was drawn:ordain.errors.OrdainWarning")  # all is prefetched
+def test_batches_out_of_order_are_refused_by_step() -> None:
+    """With one worker, or none, there is nobody to overtake."""
+    run = Run("grab", num_workers=2, in_order=False)
+    with pytest.raises(StepError, match=r"in_order=False.*observe\(grads, indices=\.\.\.\)"):
+        run.go()
+    before = run.order.state_dict()
+    assert (before["taken"], before["touched"]) == (0, False)
+    run.loader = DataLoader(Indexed(N), BATCH, sampler=run.order.sampler, num_workers=1, in_order=False)
+    run.seen, run.steps = [], 0
+    run.model.zero_grad()
+    same(run.go(), Run("grab").go())
+
+
 def test_out_of_order_signs_are_those_of_the_reference() -> None:
     field = gradient_field(N, 3)
     order = GraB(None, N)

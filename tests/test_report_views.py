@@ -256,12 +256,19 @@ def test_row_numbers(folder: Path) -> None:
     jobs(folder, "grab", [0.4, 0.42, 0.41, 0.4, 0.43])
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "evaluation"), 1.0) | {"ordering": 4.0}
     for seed in range(5):
-        rewrite(path_of(folder, "grab", 0.1, seed), seconds=parts, order_bytes=100 + seed, job_bytes=3 << 20)
+        rewrite(
+            path_of(folder, "grab", 0.1, seed),
+            seconds=parts,
+            cpu_seconds=2.0,
+            order_bytes=100 + seed,
+            job_bytes=3 << 20,
+        )
     run = read_run(folder)
     baseline, row = rows(views(run)[0])
     assert baseline.time_ratio == 1.0
     assert baseline.seconds_to_goal == pytest.approx(2 * 5 * 0.5)
     assert row.time_ratio == pytest.approx(3 * 8 / (2 * 2.5))  # epoch 0 was given seconds too
+    assert row.cpu_ratio == pytest.approx(3 * 2 / (2 * 2))
     assert row.ordering == pytest.approx(0.5)
     assert (row.order_bytes, row.job_bytes) == (104, 3 << 20)
     assert row.train == (pytest.approx(0.412), pytest.approx(0.013038, abs=1e-6))
@@ -269,7 +276,7 @@ def test_row_numbers(folder: Path) -> None:
     assert len(text) == len(HEADINGS)
     assert text[:2] == ("GraB", "helps")
     assert text[2:6] == ("0.1", "0.4120 ± 0.0130", "0.4120 ± 0.0130", "90.00 ± 0.00")
-    assert text[9:12] == ("50 %", "104 B", "3.0 MiB")
+    assert text[8:13] == ("4.80", "1.50", "50 %", "104 B", "3.0 MiB")
     job = run.arms["rr"].rates[0.1][0]
     assert to_goal(job, 1.0) == (1.0, 2.5)
     assert to_goal(job, 0.1) == (math.inf, math.inf)

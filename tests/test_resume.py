@@ -187,20 +187,36 @@ def test_a_stateful_loader_resumed_twice_in_one_epoch() -> None:
     check(Run("grab-pair", stateful=True).load(third.saved, loader=True).go(), whole, 3)
 
 
+def with_batch_sampler(kind: Any, **options: Any) -> Run:
+    found = Run("grab", stateful=True)
+    sampler = kind(found.order.sampler, batch_size=BATCH, drop_last=False)
+    found.loader = type(found.loader)(found.loader.dataset, batch_sampler=sampler, **options)
+    return found
+
+
 def test_a_stateful_loader_with_a_batch_sampler() -> None:
     """torchdata's passes the cursor on; torch's knows of none, and the order's own resume() is the way."""
-
-    def run(kind: Any) -> Run:
-        found = Run("grab", stateful=True)
-        found.loader = type(found.loader)(
-            found.loader.dataset, batch_sampler=kind(found.order.sampler, batch_size=BATCH, drop_last=False)
-        )
-        return found
-
     whole = Run("grab").go()
     for kind, loader in ((StatefulBatchSampler, True), (StatefulBatchSampler, False), (BatchSampler, False)):
-        saved = run(kind).go(STEPS + 2).saved
-        check(run(kind).load(saved, loader=loader).go(), whole, STEPS + 2)
+        saved = with_batch_sampler(kind).go(STEPS + 2).saved
+        check(with_batch_sampler(kind).load(saved, loader=loader).go(), whole, STEPS + 2)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_that_cannot_pass_the_cursor_on_is_refused_with_a_state(workers: int, resume: bool) -> None:
+    """Its loader would draw two batches, of this epoch or the next, and give them to nobody."""
+    saved = with_batch_sampler(BatchSampler, num_workers=workers).go(STEPS + 2).saved
+    found = with_batch_sampler(BatchSampler, num_workers=workers).load(saved, loader=True)
+    if resume:
+        found.order.resume()
+    before = str(found.order.state_dict())
+    with pytest.raises(StateError, match=r"drawing 2 batches and throwing them away.*order\.resume\(\)"):
+        next(iter(found.loader))
+    assert str(found.order.state_dict()) == before
+    if not workers:  # at an epoch's end such a loader begins anew, and draws nothing in vain; workers draw at once
+        after = with_batch_sampler(BatchSampler).go(-1).saved
+        check(with_batch_sampler(BatchSampler).load(after, loader=True).go(), Run("grab").go(), STEPS)
 
 
 def test_a_loader_and_an_order_of_different_steps_are_refused() -> None:

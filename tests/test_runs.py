@@ -100,7 +100,7 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
     }
     assert set(lines[2]) == {
         "kind", "epoch", "train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_accuracy", "herding",
-        "stale_fresh", "seconds", "order_bytes", "peak_bytes", "job_bytes", "sent_bytes",
+        "stale_fresh", "seconds", "cpu_seconds", "order_bytes", "peak_bytes", "job_bytes", "sent_bytes",
     }  # fmt: skip
     assert set(lines[2]["seconds"]) == {"data", "forward", "backward", "ordering", "optimizer", "evaluation"}
     assert lines[2]["peak_bytes"] > 10**7

@@ -152,6 +152,16 @@ def test_a_look_at_the_data_is_one_look_also_if_saved() -> None:
     assert order.epoch == other.epoch == 1
 
 
+def test_the_first_epoch_is_in_order_and_takes_no_room() -> None:
+    """A state grows by the history alone; files that hold range(units) for epoch 0 load all the same."""
+    state = interrupted("grab").state_dict()
+    assert state["origin"] == len(state["origin_arrangement"]) == 0
+    order = new("grab")
+    order.load_state_dict(state | {"origin_arrangement": torch.arange(N)})
+    assert listed(order.state_dict()) == listed(state)
+    assert order.history(0).tolist() == interrupted("grab").history(0).tolist()
+
+
 # --- without vectors, without history ---------------------------------------------------------------
 
 

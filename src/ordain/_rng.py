@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ordain.errors import InputError
 
-_PERMUTATION, _UNIFORM, _REPLACEMENT = range(3)
+_PERMUTATION, _UNIFORM, _REPLACEMENT, _HASH = range(4)
 _SEED_LIMIT = 2**64
 _STREAM_LIMIT = 2**56
 
@@ -51,3 +51,8 @@ def uniforms(count: int, *, seed: int, stream: int, start: int = 0) -> NDArray[n
     # One Philox block gives four numbers; one block a position keeps positions addressable.
     bits = _philox(seed, _UNIFORM, stream).advance(start)
     return np.random.Generator(bits).random((count, 4))[:, 0]
+
+
+def hashes(count: int, *, seed: int, stream: int) -> NDArray[np.uint64]:
+    """Random 64-bit words for ``range(count)``: a table of hashes that anybody with the seed can make again."""
+    return _philox(seed, _HASH, stream).random_raw(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -47,8 +48,9 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
 def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, Any]:
     """What :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
     try:
+        _check_sizes(path)
         found = torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise StateError(
             f"{path}, which cannot be read",
             expected="a whole file of tensors, numbers and strings",
@@ -61,6 +63,15 @@ def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, An
             remedy="Save with ordain.save(path, order=order, ...).",
         )
     return found
+
+
+def _check_sizes(path: str | PathLike[str]) -> None:
+    """Refuse a file that says it holds more than it is long: torch never compresses, but would unpack it."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as file:
+        if sum(one.file_size for one in file.infolist()) > Path(path).stat().st_size:
+            raise ValueError("it says that it holds more than it is long")
 
 
 def _refused(reason: str) -> InputError:

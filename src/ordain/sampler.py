@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
@@ -82,8 +85,20 @@ class OrderIterator(Iterator[int]):
         if self._over:
             return
         order = self._order
+        loader = _who_draws()
+        lost = getattr(loader, "_sampler_iter_yielded", 0)
+        if lost and isinstance(getattr(loader, "_sampler_iter", None), islice):
+            raise StateError(
+                f"a loader that begins by drawing {lost} batches and throwing them away, which is how a "
+                "StatefulDataLoader goes back to its state where its batch sampler has none",
+                expected="a batch sampler with a state, or a loader without one",
+                remedy="Use torchdata.stateful_dataloader.sampler.BatchSampler. Or leave the loader's state out and "
+                "call order.resume().",
+            )
         ticket, indices, position = order._begin_pass()
+        order._overtaking = not getattr(loader, "_in_order", True) and getattr(loader, "_num_workers", 0) > 1
         self._epoch = order.epoch
+        shared = order._share is not None
         while position < len(indices):
             for index in indices[position : position + _CHUNK].tolist():
                 if order._ticket != ticket:
@@ -93,8 +108,11 @@ class OrderIterator(Iterator[int]):
                         remedy="Evaluate with a loader of its own, or finish this one before starting another.",
                     )
                 position += 1
-                order._draw_to(position)
                 self._drawn = position
+                if shared:
+                    order._draw_to(position)
+                else:
+                    order._drawn = position
                 yield index
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,3 +131,15 @@ class OrderIterator(Iterator[int]):
             self._order._go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
             self._over = self._drawn == len(self._order.sampler)  # type: ignore[arg-type]
+
+
+def _who_draws() -> Any:
+    """The loader's iterator that asks for an index just now; None if it is no loader.
+
+    Draws look the same to a sampler whatever becomes of them: only who draws knows whether batches are thrown away, or
+    overtake each other.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_next_index":
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ordain.distributed.gathered import Gathered
 from ordain.distributed.join import joined
-from ordain.distributed.ranks import Ranks, gather_texts
+from ordain.distributed.ranks import Ranks, agreed, failed_on, gather_texts
 from ordain.distributed.wire import DTYPES, Placed, packed, unpacked
 from ordain.errors import RanksError
 from ordain.gradients.base import Gradients
@@ -65,13 +65,16 @@ class Exchange:
         number = 0
         while True:
             mine = batches[number] if number < len(batches) else Local(0, None)
+            text, data = "", torch.empty(0, dtype=torch.uint8)
+            try:
+                if send and mine.batch is not None and mine.size:
+                    forms, scale = forms_of(mine.batch)
+                    text, data = packed(forms, batch=mine.batch, scale=scale)
+            except Exception as raised:
+                error = raised
             status = _FAILED if error else _JOINED if collect is None else _STEPPED
             if status == _STEPPED and mine.batch is None and mine.size:
                 status = _SKIPPED
-            text, data = "", torch.empty(0, dtype=torch.uint8)
-            if send and mine.batch is not None and mine.size and not error:
-                forms, scale = forms_of(mine.batch)
-                text, data = packed(forms, batch=mine.batch, scale=scale)
             digest = _digest(text)
             more = number + 1 < len(batches)
             row = torch.tensor([status, more, mine.size, digest, len(data), *stands])
@@ -87,22 +90,20 @@ class Exchange:
 
     def _check(self, heads: Tensor, error: BaseException | None) -> None:
         if error is not None:
-            raise error
+            raise agreed(error)
         failed = (heads[:, 0] == _FAILED).nonzero().flatten().tolist()
         if failed:
-            raise RanksError(
-                f"an error in order.step() on rank {failed[0]}",
-                expected="a step of every rank",
-                remedy="Its own message, in that rank's log, says what was wrong.",
-            )
+            raise agreed(failed_on(f"rank {failed[0]}"))
         for place, what in ((5, "epoch"), (6, "number of examples done"), (7, "order")):
             values = heads[heads[:, 0] != _JOINED, place].tolist()
             if len(set(values)) > 1:
-                raise RanksError(
-                    f"ranks with different {what}: {values[:16]}",
-                    expected=f"the same {what} on every rank at every step",
-                    remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
-                    "order.step() (or order.skip()) as often on each.",
+                raise agreed(
+                    RanksError(
+                        f"ranks with different {what}: {values[:16]}",
+                        expected=f"the same {what} on every rank at every step",
+                        remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
+                        "order.step() (or order.skip()) as often on each.",
+                    )
                 )
 
     def _texts(self, digests: Tensor, text: str, digest: int) -> list[str]:
@@ -166,7 +167,8 @@ class Meeting:
         common = max(scales)
         forms = joined(batches, places, [scale / common if scale else 1.0 for scale in scales])
         total = sum(len(place) for place in places)
-        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like)
+        most = int(self.heads[:, 4].max()) // like.element_size()  # as many numbers as a rank has sent already
+        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like, most=most)
 
 
 def forms_of(batch: Gradients) -> tuple[Placed, float]:

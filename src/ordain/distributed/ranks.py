@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ordain.errors import RanksError
 
-Answer = TypeVar("Answer")
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class Ranks(Protocol):
@@ -36,18 +36,19 @@ class Ranks(Protocol):
 
 
 class ProcessRanks:
-    """Over a process group of its own, so that nothing of the user's comes in between.
+    """Over a process group.
 
     Args:
-        group: the ranks; all of the default group if None.
-        timeout: seconds after which a rank that does not answer counts as lost.
+        group: the ranks. None: all of them, in a group of its own, so that nothing of the user's comes in between.
+        timeout: seconds after which a rank that does not answer counts as lost; a group that is given has its own.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, timeout: float) -> None:
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._group = dist.new_group(
-            members, timeout=timedelta(seconds=timeout), use_local_synchronization=group is not None
-        )
+        self._within = f"within timeout={timeout:g} s" if group is None else "within its group's timeout"
+        try:
+            self._group = group if group is not None else dist.new_group(timeout=timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise self._lost(f"{dist.get_rank()} of {dist.get_world_size()}", error) from error
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
         self.sent = self.calls = 0
@@ -72,12 +73,30 @@ class ProcessRanks:
         try:
             collective()
         except RuntimeError as error:
-            raise RanksError(
-                f"no answer from another rank in order.step() (rank {self.rank} of {self.size}: {_short(error)})",
-                expected="every rank to call order.step() after each of its backward passes",
-                remedy="Look for the first error among the ranks' logs: a rank that ended or raised takes the others "
-                "down. Start again under torchrun from the last saved state.",
-            ) from error
+            raise self._lost(f"{self.rank} of {self.size}", error) from error
+
+    def _lost(self, mine: str, error: RuntimeError) -> RanksError:
+        return RanksError(
+            f"no answer from another rank {self._within}, or it has ended (rank {mine}: {_short(error)})",
+            expected="every rank to make the order, and to call order.step() after each of its backward passes",
+            remedy="Look for the first error among the ranks' logs: a rank that ended or raised takes the others "
+            "down. Start again under torchrun from the last saved state.",
+        )
+
+
+def agreed(error: Raised) -> Raised:
+    """Mark an error that every rank raises at the same place: they are still in step with each other."""
+    error.agreed = True  # type: ignore[attr-defined]
+    return error
+
+
+def failed_on(rank: object) -> RanksError:
+    """What the ranks raise that were all right themselves."""
+    return RanksError(
+        f"an error in order.step() on {rank}",
+        expected="a step of every rank",
+        remedy="Its own message, in that rank's log, says what was wrong.",
+    )
 
 
 def gather_texts(ranks: Ranks, text: str) -> list[str]:
@@ -114,4 +133,5 @@ def _listed(values: Sequence[str]) -> str:
 
 def _short(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
+    # Without the file of torch's sources that some begin with.
+    return lines[0].rpartition(".cc:")[2].partition("] ")[2][:160] or lines[0][:160] if lines else type(error).__name__

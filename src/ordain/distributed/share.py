@@ -30,7 +30,7 @@ class Distributed:
         tail: when n does not go round: ``"repeat"`` a few examples, ``"drop"`` them for this epoch, or ``"uneven"``,
             one example less for some ranks, for torch's ``Join`` (see ``order.joinable``).
         timeout: seconds after which a rank that does not answer counts as lost.
-        group: the process group; all ranks by default.
+        group: the process group, whose own timeout then counts; by default all ranks.
         ranks: what to send through instead of a process group.
     """
 

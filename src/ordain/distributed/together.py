@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ordain.distributed.exchange import Exchange, Local, Meeting, fingerprint
+from ordain.distributed.ranks import agreed
 from ordain.distributed.share import Share
 from ordain.distributed.summed import learn_apart
 from ordain.errors import RanksError
@@ -36,29 +37,53 @@ class Together:
         self._order, self._share = order, share
         self._exchange = Exchange(share.ranks)
         self._digest: tuple[Indices | None, int] = None, 0
+        self._loaded = False  # has a state been loaded that the others may not have?
+        self._broken = False  # has a step broken off here, while the others went on?
+
+    def loaded(self) -> None:
+        """A state was loaded: at the next step the ranks make sure that all have it."""
+        self._loaded = True
 
     def step(self, collect: Callable[[], Sequence[Local]] | None) -> None:
         """Learn from every rank's batches; ``collect`` gives this rank's, and is None if it has come to its end."""
         exact = self._share.options.mode == "exact"
         checked = None if collect is None else lambda: self._checked(collect())
-        for meeting in self._exchange.meet(checked, self._stands(), send=exact):
-            rows = _Rows.dealt(meeting, self._order, self._share)
-            (self._learn_all if exact else self._learn_mine)(meeting, rows)
+        if self._broken:
+            raise RanksError(
+                "a step after one that broke off on this rank",
+                expected="ranks that have all heard the same",
+                remedy="Make the order anew on every rank, and load the last saved state.",
+            )
+        calls = self._share.ranks.calls
+        try:
+            for meeting in self._exchange.meet(checked, self._stands(), send=exact):
+                self._loaded = False
+                rows = _Rows.dealt(meeting, self._order, self._share)
+                (self._learn_all if exact else self._learn_mine)(meeting, rows)
+        except BaseException as error:
+            # What this rank would say next, the others would take for something else.
+            self._broken = self._share.ranks.calls > calls and not getattr(error, "agreed", False)
+            raise
 
     def _checked(self, batches: Sequence[Local]) -> Sequence[Local]:
         """Before anybody hears of them: drawn by this rank, and of the right length."""
         order, share = self._order, self._share
+        order._check_in_turn()
         order._check_drawn(sum(one.size for one in batches), share.own(order._drawn) - share.own(order._taken))
         for one in batches:
-            if one.batch is not None:
-                order._check_dim(one.batch.dim)
+            if order._whole_units and one.size:
+                start = share.own(order._taken)
+                positions = share.positions[start : start + one.size] % share.n
+                order._check_unit(np.unique(order._slots_at(positions)), one.size)
         return batches
 
     def _stands(self) -> tuple[int, int, int]:
         order = self._order
         if self._digest[0] is not order._arrangement:  # hashed once an epoch
             self._digest = order._arrangement, fingerprint(order._arrangement)
-        return order._epoch, order._taken, self._digest[1]
+        if not self._loaded:
+            return order._epoch, order._taken, self._digest[1]
+        return order._epoch, order._taken, fingerprint(np.concatenate([order._arrangement, *order._marks()]))
 
     def _learn_all(self, meeting: Meeting, rows: _Rows) -> None:
         order = self._order
@@ -122,13 +147,17 @@ class _Rows:
         kept = [np.flatnonzero(one < share.n) for one in positions]
         every = np.sort(np.concatenate([one[rows] for one, rows in zip(positions, kept, strict=True)]))
         if not np.array_equal(every, np.arange(done, done + len(every))):
-            raise RanksError(
-                f"batches of {meeting.sizes} examples on the ranks",
-                expected="the same number on every rank, but for the epoch's last batch",
-                remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
+            raise agreed(
+                RanksError(
+                    f"batches of {meeting.sizes} examples on the ranks",
+                    expected="the same number on every rank, but for the epoch's last batch",
+                    remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
+                )
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
         kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
+        if order._whole_units:
+            kept = [rows[:1] for rows in kept]  # one row is the whole unit
         learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
         places = np.argsort(np.argsort(np.concatenate(learned)))
         cuts = np.cumsum([len(one) for one in learned])[:-1]
@@ -156,9 +185,9 @@ def _device(order: LearnedOrder, meeting: Meeting) -> torch.device:
 class Company(Joinable):
     """For torch's ``Join``: keeps the other ranks company once this one has come to the end of its epoch."""
 
-    def __init__(self, step: Callable[[None], None], device: torch.device) -> None:
+    def __init__(self, step: Callable[[], None], device: torch.device, group: object) -> None:
         super().__init__()
-        self._step, self._device = step, device
+        self._step, self._device, self._group = step, device, group
 
     def join_hook(self, **kwargs: object) -> JoinHook:
         return _Hook(self._step)
@@ -169,12 +198,12 @@ class Company(Joinable):
 
     @property
     def join_process_group(self) -> object:
-        return torch.distributed.group.WORLD
+        return self._group or torch.distributed.group.WORLD  # the model's, where Join counts; not our own
 
 
 class _Hook(JoinHook):
-    def __init__(self, step: Callable[[None], None]) -> None:
+    def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
 
     def main_hook(self) -> None:
-        self._step(None)
+        self._step()

@@ -13,6 +13,7 @@ from ordain.gradients.func import FuncSource
 from ordain.gradients.loop import per_example_loop
 from ordain.gradients.microbatch import MicrobatchSource
 from ordain.gradients.rules import Use, register_rule
+from ordain.gradients.sketch import Sketch, sketch
 
 __all__ = [
     "Dense",
@@ -21,9 +22,11 @@ __all__ = [
     "FuncSource",
     "Gradients",
     "MicrobatchSource",
+    "Sketch",
     "Source",
     "Use",
     "as_gradients",
     "per_example_loop",
     "register_rule",
+    "sketch",
 ]

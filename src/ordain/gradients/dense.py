@@ -36,6 +36,10 @@ class Dense:
     def device(self) -> torch.device:
         return self._blocks[0].device
 
+    def blocks(self) -> tuple[Tensor, ...]:
+        """``[B, d_1], [B, d_2], ...``: the gradients as they are held."""
+        return self._blocks
+
     def gram(self) -> Tensor:
         first, *rest = self._blocks
         total = first @ first.T

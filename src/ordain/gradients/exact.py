@@ -33,6 +33,8 @@ from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import Use, Watch, rule_for, watch_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
+from ordain.gradients.rules.recurrent import cell, recurrent
+from ordain.gradients.sharded import Sharded
 
 _TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -89,6 +91,7 @@ class ExactSource:
         self._rerunning = False  # a forward of our own is not the user's
         self._mixing = mixing_modules(model)
         self._count = 0
+        self._size = 0
         self._pass: _Pass | None = None  # the forward that is running
         self._ready: dict[int, _Pass] = {}  # those that a backward has reached, and come to its end
         self._backwards = Backwards(self._finish)
@@ -105,7 +108,11 @@ class ExactSource:
             if any(p in self._offsets for p in module.parameters(recurse=watch_for(module) is not None))
         }
         self._rules = {module: rule_for(module) or fallback for module in self._paths}
-        self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
+        self._handles: list[Any] = []
+        self._sharded = Sharded(model, self._stand)
+        self._sharded.refuse_reading(self._rules, self._paths, (fallback, recurrent, cell))
+        self._handles += self._sharded.watch()
+        self._handles.append(model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self._paths:
             watch = watch_for(module)
             if watch is not None:
@@ -114,14 +121,16 @@ class ExactSource:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
-        self._arrival_handles: list[Any] = []
+        self._arrival_handles: dict[Tensor, Any] = {}
         self._leave_handles = [p.register_post_accumulate_grad_hook(self._leave) for p in self._offsets]  # type: ignore[no-untyped-call]
+        if self._sharded:
+            self.forget_sums()  # theirs is a sum over ranks
         self._ask()
 
     def detach(self) -> None:
-        for handle in (*self._handles, *self._arrival_handles, *self._leave_handles):
+        for handle in (*self._handles, *self._arrival_handles.values(), *self._leave_handles):
             handle.remove()
-        self._handles, self._arrival_handles, self._leave_handles = [], [], []
+        self._handles, self._arrival_handles, self._leave_handles = [], {}, []
         self._ready.clear()
         self._backwards.forget()
         self._pass = None
@@ -136,8 +145,13 @@ class ExactSource:
     def _ask(self) -> None:
         """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
         self._arrived = {}
-        trainable = [p for p in self._offsets if p.requires_grad]
-        self._arrival_handles = [p.register_hook(partial(self._arrive, p)) for p in trainable]  # type: ignore[no-untyped-call]
+        for p in self._offsets:
+            self._stand(p, p)
+
+    def _stand(self, p: Tensor, whole: Tensor) -> None:
+        """``whole`` is what autograd gives the gradient of ``p`` to."""
+        if self._arrived is not None and p in self._offsets and p.requires_grad and whole not in self._arrival_handles:
+            self._arrival_handles[whole] = whole.register_hook(partial(self._arrive, p))  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
@@ -286,10 +300,11 @@ class ExactSource:
         self._backwards.forget()
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
-        for handle in self._arrival_handles:
+        for handle in self._arrival_handles.values():
             handle.remove()
-        self._arrival_handles = []
+        self._arrival_handles = {}
         passes = [ready[number] for number in sorted(ready)]
+        self._size = passes[-1].size if passes else 0  # of the last batch
         grads = self._whole_grads() if len(passes) == 1 and self._left else None
         self._left = {}
         self._rerunning = True  # a rule may run its module again
@@ -314,8 +329,18 @@ class ExactSource:
         empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
         return [*batches, *(empty if len(batches) < len(passes) else [])]
 
+    def sum_left(self, out: Tensor, ranks: int) -> bool:
+        """``out`` ``[d]`` = the sum of the last batch's gradients over all ranks, where p.grad is their average."""
+        scale = (self._size if self._mean else 1) * ranks
+        for p, (offset, _) in self._offsets.items():
+            if p.grad is None or p.grad.is_sparse:
+                return False
+            torch.mul(p.grad.detach().flatten(), scale, out=out[offset : offset + p.numel()])
+        return True
+
     def drop(self, size: int | None = None) -> bool:
         self._backwards.forget()
+        self._rerunning = False  # an interrupt may have fallen on the very line that ends it
         dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
         for one in dropped:
             del self._ready[one.number]
@@ -338,6 +363,7 @@ class ExactSource:
             made = rule(module, [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values()))
             for name, form in made.items():
                 p = _parameter(module, name)
+                p = None if p is None else self._sharded.part(p)
                 if p is not None and p.requires_grad and p in self._offsets:
                     forms.setdefault(p, []).append(form)
                 elif p is not None and p not in self._offsets:
@@ -351,7 +377,8 @@ class ExactSource:
 
     def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
         """Parameters that were not there when the order was made have no place in its vectors."""
-        if any(p not in self._offsets and p not in self._others for p in parameters):
+        known = self._offsets.keys() | self._others
+        if any(self._sharded.part(p) not in known for p in parameters):
             raise StateError(
                 "a model with parameters that were not there when the order was made",
                 expected="the same parameters, frozen or not",

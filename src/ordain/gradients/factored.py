@@ -49,6 +49,10 @@ class Factored:
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
 
+    def forms(self) -> Sequence[tuple[int, Form]]:
+        """(offset, form) of each parameter that got a gradient, before ``scale``."""
+        return self._forms
+
     def gram(self) -> Tensor:
         return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from torch import Tensor
 
 from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.small import FEW_ROWS, add_products, compiled, row_dots
+
+if TYPE_CHECKING:
+    from ordain.gradients.hashing import Hashes
+    from ordain.gradients.sketch import Sketch
 
 
 class Form(ABC):
@@ -64,6 +68,15 @@ class Form(ABC):
         """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
         for lo, hi in self.chunks():
             add_products(self.make(lo, hi).flatten(1), vectors[:, lo:hi].flatten(1), gram, dots)
+
+    def add_sketch(self, sketch: Sketch, offset: int, out: Tensor) -> None:
+        """out[i] += S G_i, for ``[B, k]`` and the parameter at ``offset`` of the flat gradient."""
+        self.add_hashed(sketch.hashes(offset, self.rows, self.cols, out), out)
+
+    def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
+        """The same with these hashes; a chunk of rows at a time."""
+        for lo, hi in self.chunks():
+            hashes.of_rows(lo, hi).add_made(self.make(lo, hi), out)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows small enough to make."""
@@ -198,6 +211,12 @@ class Outer(Form):
         for vector, row in zip(vectors.flatten(1).numpy(), dots.numpy(), strict=True):
             _products.outer_dot(a, b, vector, self.biased, row)
 
+    def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
+        if hashes.convolves(self._steps):
+            hashes.add_outer(self._a, self._b, out)
+        else:
+            super().add_hashed(hashes, out)
+
     @cached_property
     def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """The factors of single steps for the compiled loops, if those can take them."""
@@ -245,6 +264,10 @@ class Biased(Outer):
         target[: self.rows * self.cols].view(self.rows, self.cols).addmm_(scaled.T, a)
         target[self.rows * self.cols :].add_(bias)
 
+    def add_sketch(self, sketch: Sketch, offset: int, out: Tensor) -> None:
+        super().add_sketch(sketch, offset, out)  # the weight's and the bias's hashes are those they have apart
+        Made.flat(self._b[:, 0]).add_sketch(sketch, offset + self.rows * self.cols, out)
+
     @classmethod
     def join(cls, weight: Form, bias: Form) -> Biased | None:
         """Join a weight's form and its bias's, where that is possible."""
@@ -284,6 +307,9 @@ class Shifted(Form):
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         self._form.add_products(vectors[:, self._start : self._start + self._form.rows], gram, dots)
 
+    def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
+        self._form.add_hashed(hashes.of_rows(self._start, self._start + self._form.rows), out)
+
 
 class Total(Form):
     """A parameter used several times: its gradient is the sum, and only the Gram matrix has cross terms."""
@@ -312,6 +338,10 @@ class Total(Form):
     def paired(self) -> Total | None:
         forms = [form.paired() for form in self._forms]
         return None if None in forms else type(self)([form for form in forms if form is not None])
+
+    def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
+        for form in self._forms:
+            form.add_hashed(hashes, out)
 
 
 class Stacked(Total):

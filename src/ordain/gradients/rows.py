@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.forms import Form
+from ordain.gradients.hashing import Hashes
 from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.small import add_products
 
@@ -82,6 +83,9 @@ class Rows(Form):
             made = _spread(together, self.size, lo, min(lo + step, count)).flatten(1)
             add_products(made, made.new_empty(0, made.shape[1]), gram, dots[:0])
         dots += self.dot(vectors)
+
+    def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
+        hashes.add_entries(*self._entries, out)
 
 
 def _spread(joined: tuple[Tensor, Tensor, Tensor], size: int, lo: int, hi: int) -> Tensor:

@@ -19,7 +19,8 @@ from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.gradients.factored import Factored
 from ordain.orders.base import Indices
-from ordain.orders.learned import ASIDE, WAITING, LearnedOrder
+from ordain.orders.learned import LearnedOrder
+from ordain.orders.placed import ASIDE, WAITING
 from ordain.orders.units import Units, differences
 
 Matrix = NDArray[np.float64]

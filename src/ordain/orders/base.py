@@ -60,6 +60,7 @@ class Order(ABC):
         self._uncounted = False  # was any of it in a step() that does not know how large its batch was?
         self._ticket = 0  # names the live pass
         self._resuming = False
+        self._overtaking = False  # may batches of the live pass come in another order than they were drawn in?
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Order(ABC):
         return self._ticket, self._share.indices(indices), self._share.own(self._drawn)
 
     def _draw_to(self, drawn: int) -> None:
-        """The live pass has drawn so many."""
+        """The live pass has drawn so many of this rank's."""
         self._drawn = drawn if self._share is None else self._share.covered(drawn)
 
     def _go_on(self, epoch: int, drawn: int) -> None:
@@ -230,6 +231,10 @@ class Order(ABC):
     def _known_progress(self) -> int | None:
         """How many of this epoch's examples are done, from the front; None if that cannot be known."""
         return None if self._uncounted else self._taken
+
+    def _device(self) -> torch.device:
+        """Where saved tensors belong."""
+        return torch.device("cpu")
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a saved state to be loaded."""

@@ -14,7 +14,7 @@ from ordain.distributed.share import check_agreement
 from ordain.errors import InputError
 from ordain.orders.balanced import BalancedOrder
 from ordain.orders.base import Indices
-from ordain.orders.learned import ASIDE
+from ordain.orders.placed import ASIDE
 from ordain.orders.places import pack, unpack
 from ordain.orders.state import State, array, broken, check_vectors
 
@@ -33,7 +33,7 @@ class GraB(BalancedOrder):
         balancer: :class:`~ordain.balancing.Deterministic` (Algorithm 5) by default.
         freeze_after: learn for this many epochs, then keep the order; 1 is the paper's *1-step GraB*.
         **options: see :class:`~ordain.orders.learned.LearnedOrder`: gradients, params, loss_reduction,
-            batch_dim, group, seed.
+            batch_dim, group, sketch, seed.
 
     >>> order = GraB(None, 4, seed=1)
     >>> first = list(order.sampler)
@@ -78,6 +78,16 @@ class GraB(BalancedOrder):
         else:
             super().step()
 
+    def skip(self, count: int) -> None:
+        if self.frozen and self._together is not None:
+            self.step()  # nobody else may be asked: a step of a frozen order says nothing either
+        else:
+            super().skip(count)
+
+    def _keep_company(self) -> None:
+        if not self.frozen:
+            super()._keep_company()
+
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self.frozen:
             self._touched = self._uncounted = True
@@ -88,7 +98,7 @@ class GraB(BalancedOrder):
         self._check_epoch(epoch)
         if epoch == self._epoch:
             return self._expand(self._arrangement)
-        arrangement = self._origin_arrangement
+        arrangement = self._origin_arrangement if self._origin else np.arange(self._units)
         for places in self._log[: epoch - self._origin]:
             arrangement = self._settled(herding.rearranged(unpack(places, self._units), arrangement))
         return self._expand(arrangement)
@@ -158,6 +168,9 @@ class GraB(BalancedOrder):
             self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
         if self.frozen:
             self.detach()
+
+    def _marks(self) -> list[Indices]:
+        return [*super()._marks(), np.array([self._signed, self._summed, len(self._vectors)])]
 
     def _begin_again(self) -> None:
         """The vectors were left out: s = 0 and m = 0. Places already given stay; what waited keeps the middle."""

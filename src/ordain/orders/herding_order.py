@@ -14,7 +14,8 @@ from ordain import herding
 from ordain.errors import InputError, MemoryLimitError, OrdainError
 from ordain.gradients import Gradients
 from ordain.orders.base import Indices
-from ordain.orders.learned import ASIDE, UNSEEN, LearnedOrder
+from ordain.orders.learned import LearnedOrder
+from ordain.orders.placed import ASIDE, UNSEEN
 from ordain.orders.state import State, array, broken, check_vectors
 
 Routine = Callable[[Tensor], Any]
@@ -32,7 +33,7 @@ class Herding(LearnedOrder):
             once, with the figure.
         fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
             ``with order.rehearsal():``, instead of the last epoch's stale ones.
-        **options: as in :class:`~ordain.GraB`: gradients, params, loss_reduction, group, seed.
+        **options: as in :class:`~ordain.GraB`: gradients, params, loss_reduction, group, sketch, seed.
     """
 
     def __init__(

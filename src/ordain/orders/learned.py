@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
@@ -18,15 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ordain.distributed.exchange import Local
 from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
-from ordain.errors import GradientError, InputError, OrdainWarning, StateError, StepError
-from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Source, as_gradients
+from ordain.errors import GradientError, InputError, StateError, StepError
+from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
 from ordain.gradients.memory import shrinking
-from ordain.orders.base import Indices, Order
-from ordain.orders.state import State, array, broken, check_count, check_permutation
+from ordain.gradients.sharded import refuse_sharded, refuse_wrapped
+from ordain.orders.base import Indices
+from ordain.orders.placed import PlacedOrder
+from ordain.orders.state import State, broken
 
-# Places of a unit besides +1 (front) and -1 (back); all three keep it in the middle.
-UNSEEN, ASIDE, WAITING = 0, 2, 3
-_PLACES = (1, -1, UNSEEN, ASIDE, WAITING)
 _SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
     "func": FuncSource,
@@ -34,7 +30,7 @@ _SOURCES: dict[str, Callable[..., Source]] = {
 }
 
 
-class LearnedOrder(Order):
+class LearnedOrder(PlacedOrder):
     """An order that observes per-example gradients.
 
     Args:
@@ -46,6 +42,7 @@ class LearnedOrder(Order):
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the dimension of the model's inputs that counts the examples.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
+        sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
         seed: everything random follows from it.
         distributed: what to do with the other ranks of a data-parallel run.
     """
@@ -62,18 +59,24 @@ class LearnedOrder(Order):
         loss_reduction: Literal["mean", "sum"] = "mean",
         batch_dim: int = 0,
         group: int = 1,
+        sketch: int | None = None,
         seed: int = 0,
         distributed: Any = "auto",
     ) -> None:
-        super().__init__(n, group=group, seed=seed, distributed=distributed)
+        whole = gradients == "microbatch" and model is not None
+        super().__init__(n, group=group, seed=seed, distributed=distributed, whole_units=whole)
+        self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
         if isinstance(model, DistributedDataParallel):
             model = model.module
+        self._sketch = None if sketch is None else Sketch(sketch, seed=seed)
         if model is not None and not isinstance(model, nn.Module):
             raise InputError(
                 f"a model of type {type(model).__name__}",
                 expected="a torch.nn.Module first, then n",
                 remedy=f"Write {type(self).__name__}(model, len(dataset)).",
             )
+        if model is not None:
+            refuse_wrapped(model)
         if gradients not in _SOURCES:
             raise InputError(
                 f"gradients={gradients!r}",
@@ -86,21 +89,21 @@ class LearnedOrder(Order):
                 expected="the dimension of the model's inputs that counts the examples",
                 remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
             )
-        self._arrangement = np.arange(self._units)
-        self._origin, self._origin_arrangement = 0, self._arrangement  # the first epoch that history() knows
-        self._short: tuple[Indices | None, int] = None, 0  # an arrangement, and the slot of the short unit in it
-        self._whole_units = gradients == "microbatch" and model is not None
-        self._places = np.zeros(self._units, dtype=np.int8)  # by slot: the unit's place in this epoch
-        self._out_of_turn = False  # has observe() been given indices in this epoch?
-        self._set_aside = 0
-        self._warned: set[str] = set()
-        self._dim: int | None = None
+        self._dim: int | None = sketch  # the length of what is ordered by
+        self._given_dim: int | None = None  # the length of the gradients that come
+        # Parameters lie differently in gradients that come another way, and so do their sketches.
+        self._sketched_from = "observe" if model is None else gradients
         self._source: Source | None = None
         self._detached = False
         if model is not None:
+            if gradients != "exact":
+                refuse_sharded(model, gradients)
             build = _SOURCES[gradients]
             self._source = build(model, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim)
-            self._dim = self._source.dim
+            self._given_dim = self._source.dim
+            self._dim = self._source.dim if sketch is None else sketch
+            if sketch is not None and isinstance(self._source, ExactSource):
+                self._source.forget_sums()
         self._together: Together | None = None
         if self._share is not None and not self._share.alone:
             self._together = self._coordinated(self._share, model)
@@ -124,20 +127,20 @@ class LearnedOrder(Order):
     # --- what a user sees -------------------------------------------------------------------------
 
     @property
-    def set_aside(self) -> int:
-        """How many examples' gradients were not finite and so took no part, over all epochs."""
-        return self._set_aside
-
-    @property
     def joinable(self) -> Joinable:
         """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
-        if self._together is None:
+        if self._together is None or self._share is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return Company(self._together.step, self._like().device)
+        return Company(self._keep_company, self._like().device, self._share.options.group)
+
+    def _keep_company(self) -> None:
+        """While other ranks step, and this one has no more batches."""
+        if self._together is not None:
+            self._together.step(None)
 
     def step(self) -> None:
         if self._together is not None:
@@ -155,8 +158,15 @@ class LearnedOrder(Order):
     def _local_batches(self) -> list[Local]:
         batches, examples = self._collected()
         if examples is not None:
-            return [Local(examples, batches[0])] if examples else []
-        return [Local(batch.size, batch) for batch in batches]
+            return [self._local(batches[0], examples)] if examples else []
+        return [self._local(batch, batch.size) for batch in batches]
+
+    def _local(self, batch: Gradients, size: int) -> Local:
+        """What this rank brings to a step of all."""
+        self._check_dim(batch.dim)
+        sketched = shrinking(lambda: self._sketched(batch))
+        self._given_dim = batch.dim
+        return Local(size, sketched)
 
     def _collected(self) -> tuple[list[Gradients], int | None]:
         """What the model's backward passes have brought; for micro-batches also how many examples that was."""
@@ -180,15 +190,19 @@ class LearnedOrder(Order):
     def _observe_unit(self, batch: Gradients, examples: int) -> None:
         """One row that is a whole unit's gradient already."""
         slots = np.unique(self._next_slots(examples))
+        self._check_unit(slots, examples)
+        shrinking(lambda: self._take_units(self._sketched(batch), slots))
+        self._taken += examples
+        self._touched = True
+
+    def _check_unit(self, slots: Indices, examples: int) -> None:
+        """A micro-batch must be one unit, whole."""
         if len(slots) != 1 or examples != self._sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
                 expected=f"units of group={self.group} examples, one to a backward and a step()",
                 remedy="Set batch_size and group to the same number, and call step() after every backward.",
             )
-        shrinking(partial(self._take_units, batch, slots))
-        self._taken += examples
-        self._touched = True
 
     def skip(self, count: int) -> None:
         waits = self._source is not None and self._source.drop(count)
@@ -202,20 +216,25 @@ class LearnedOrder(Order):
         super().skip(count)
         self._pass_over(slots)
 
-    def _pass_over(self, slots: Indices) -> None:
-        self._places[slots] = ASIDE
-
     def _check_dim(self, dim: int) -> None:
-        if self._dim is not None and dim != self._dim:
+        if self._given_dim is not None and dim != self._given_dim:
             raise GradientError(
                 f"gradients of length {dim}",
-                expected=f"length {self._dim}, as before",
+                expected=f"length {self._given_dim}, as before",
                 remedy="Pass the same parameters, in the same order, every time.",
             )
 
     def _like(self) -> Tensor:
         """Of the dtype and on the device of the model's gradients."""
         return self._source._like if isinstance(self._source, ExactSource) else torch.empty(0)
+
+    def _device(self) -> torch.device:
+        return self._like().device
+
+    def _averaged_sum(self, out: Tensor, ranks: int) -> bool:
+        """``out`` = the sum over all ranks of the last batch's gradients, from p.grad; False if that is not there."""
+        whole = self._sketch is None and isinstance(self._source, ExactSource)
+        return whole and self._source.sum_left(out, ranks)  # type: ignore[union-attr]
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         if self._together is not None:
@@ -225,15 +244,16 @@ class LearnedOrder(Order):
                     expected="each rank to observe its examples in the order in which it drew them",
                     remedy="Leave indices out.",
                 )
-            self._together.step(lambda: [Local(batch.size, batch) for batch in [as_gradients(grads)]])
+            self._together.step(lambda: [self._local(batch, batch.size) for batch in [as_gradients(grads)]])
             return
         batch = as_gradients(grads)
         self._check_dim(batch.dim)
         if batch.size == 0:
             return
         slots = self._slots(batch.size, indices)
-        shrinking(partial(self._take, batch, slots))
-        self._dim = batch.dim
+        shrinking(lambda: self._take(self._sketched(batch), slots))
+        self._given_dim = batch.dim
+        self._dim = batch.dim if self._sketch is None else self._sketch.k
         self._taken += batch.size if indices is None else 0
         self._out_of_turn |= indices is not None
         self._touched = True
@@ -243,6 +263,9 @@ class LearnedOrder(Order):
             self._source.detach()
             self._source = None
             self._detached = True
+
+    def _sketched(self, batch: Gradients) -> Gradients:
+        return batch if self._sketch is None else self._sketch(batch)
 
     # --- for subclasses ---------------------------------------------------------------------------
 
@@ -254,164 +277,57 @@ class LearnedOrder(Order):
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
         """The same where each row is a whole unit's gradient."""
 
-    def _slots(self, count: int, indices: Any) -> Indices:
-        """The slot of each row: the next drawn ones, or those of the examples named."""
-        if indices is None:
-            return self._next_slots(count)
-        given = np.asarray(indices)
-        if given.shape != (count,) or given.dtype.kind not in "iu":
-            raise InputError(
-                f"indices of shape {given.shape} and dtype {given.dtype}",
-                expected=f"one integer for each of the {count} gradients",
-                remedy="Pass the dataset index of each row.",
-            )
-        if self.group > 1:
-            raise InputError(
-                f"indices with group={self.group}",
-                expected="units to come in the order drawn",
-                remedy="Leave indices out and observe batches in the order in which they are drawn.",
-            )
-        if len(given) and (given.min() < 0 or given.max() >= self.n or len(np.unique(given)) < len(given)):
-            raise InputError(
-                "an index out of range or named twice",
-                expected=f"different indices in range({self.n})",
-                remedy="Pass the dataset index of each row.",
-            )
-        slots = np.take(self._slot_of(), given)
-        late = slots >= self._drawn
-        if late.any() or (self._places[slots] != UNSEEN).any():
-            raise StepError(
-                f"example {int(given[late | (self._places[slots] != UNSEEN)][0])}",
-                expected="examples that were drawn in this epoch and not yet observed",
-                remedy="Draw from order.sampler and observe each example once an epoch.",
-            )
-        return slots
-
-    def _next_slots(self, count: int) -> Indices:
-        if self._out_of_turn:
-            waiting = np.flatnonzero(self._places[: self._drawn] == UNSEEN)
-            if count > len(waiting):
-                self._check_drawn(self._drawn + count)
-            return waiting[:count]
-        self._check_drawn(count)
-        positions = np.arange(self._taken, self._taken + count)
-        return positions if self.group == 1 else self._slots_at(positions)
-
-    def _settled(self, arrangement: Indices) -> Indices:
-        """A micro-batch is a unit, and a loader makes its short batch last: so the short unit stays last."""
-        if not self._whole_units or self.n % self.group == 0:
-            return arrangement
-        last = self._units - 1
-        return np.append(arrangement[arrangement != last], last)
-
-    def _sizes(self, slots: Indices) -> Indices:
-        """How many examples the unit in each slot has; the last unit may be smaller."""
-        return np.where(
-            self._arrangement[slots] == self._units - 1, self.n - (self._units - 1) * self.group, self.group
-        )
-
-    def _slots_at(self, positions: Indices) -> Indices:
-        """The slot of each position of this epoch: all are ``group`` long but the last unit's, wherever that is."""
-        missing = self._units * self.group - self.n
-        if not missing:
-            return positions // self.group
-        if self._short[0] is not self._arrangement:  # looked for once an epoch, not once a batch
-            self._short = self._arrangement, int(np.flatnonzero(self._arrangement == self._units - 1)[0])
-        behind = positions >= (self._short[1] + 1) * self.group - missing
-        slots: Indices = (positions + missing * behind) // self.group
-        return slots
-
-    def _slot_of(self) -> Indices:
-        slot_of = np.empty(self.n, dtype=np.int64)
-        slot_of[self._expand(self._arrangement)] = np.arange(self.n)
-        return slot_of
-
-    def _put_aside(self, slots: NDArray[np.int64], count: int) -> None:
-        """These units' gradients are not finite: they keep a place in the middle of the next epoch."""
-        self._places[slots] = ASIDE
-        self._set_aside += count
-        self._warn_once(
-            "set aside",
-            f"{count} example(s) with a gradient that is not finite were set aside for epoch {self._epoch}: they "
-            "are visited as before but have no say in the next order. order.set_aside counts them; check the "
-            "loss and the learning rate if it grows.",
-        )
-
-    def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warnings.warn(message, OrdainWarning, stacklevel=4)
-
-    def _is_over(self) -> bool:
-        if not self._touched and self._drawn == self.n:
-            self._warn_once(
-                "no step",
-                f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
-                "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
-            )
-        return self._touched
-
     def _begin_pass(self) -> tuple[int, Indices, int]:
         if self._source is not None:
             self._source.drop()  # gradients that no step() took belong to draws that are over
         return super()._begin_pass()
 
-    def _advance(self) -> None:
-        super()._advance()
-        self._places[:] = UNSEEN
-        self._out_of_turn = False
-
-    def _known_progress(self) -> int | None:
-        if not self._out_of_turn:
-            return super()._known_progress()
-        seen = self._places != UNSEEN
-        return int(seen.sum()) if seen[: seen.sum()].all() else None
-
     # --- saving -----------------------------------------------------------------------------------
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
-        # An arrangement is replaced and never changed, so that states may share it.
-        origin, first = (self._origin, self._origin_arrangement) if history else (self._epoch, self._arrangement)
         return super().state_dict(vectors=vectors, history=history) | {
-            "arrangement": torch.from_numpy(self._arrangement),
-            "places": torch.from_numpy(self._places.copy()),
-            "out_of_turn": self._out_of_turn,
-            "set_aside": self._set_aside,
             "dim": self._dim,
-            "origin": origin,
-            "origin_arrangement": torch.from_numpy(first),
+            **({} if self._sketch is None else {"given_dim": self._given_dim}),
         }
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
-        check_permutation(state, "arrangement", self._units)
-        check_permutation(state, "origin_arrangement", self._units)
-        check_count(state, "origin", state["epoch"])
-        check_count(state, "set_aside")
-        if len(state["places"]) != self._units or not np.isin(state["places"].cpu().numpy(), _PLACES).all():
-            raise broken("places", f"{len(state['places'])} numbers", f"{self._units} places of units")
+        if self._sketch is None and state.get("sketch") is not None:
+            raise StateError(
+                f"a state with sketch={state['sketch']!r}",
+                expected="a state of an order without sketches",
+                remedy="Build the order with the arguments it was saved under.",
+            )
+        given = None if self._sketch is None else state["given_dim"]
+        if given is not None and (type(given) is not int or given < 1):
+            raise broken("given_dim", repr(given), "the length of a gradient")
+        if self._given_dim is not None and given not in (None, self._given_dim):
+            raise self._other_length(given)
         if state["dim"] is not None and (type(state["dim"]) is not int or state["dim"] < 1):
             raise broken("dim", repr(state["dim"]), "the length of a gradient")
         if self._dim is not None and state["dim"] not in (None, self._dim):
-            raise StateError(
-                f"a state for gradients of length {state['dim']}",
-                expected=f"length {self._dim}",
-                remedy="Load it into the model it was saved with.",
-            )
+            raise self._other_length(state["dim"])
+
+    def _other_length(self, length: int) -> StateError:
+        return StateError(
+            f"a state for gradients of length {length}",
+            expected=f"length {self._given_dim}",
+            remedy="Load it into the model it was saved with.",
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return super()._identity() | (
+            {} if self._sketch is None else {"sketch": f"{self._sketch.k} of {self._sketched_from}"}
+        )
 
     def _load(self, state: State) -> None:
         super()._load(state)
-        self._arrangement = array(state["arrangement"])
-        self._places = array(state["places"])
-        self._out_of_turn, self._set_aside = state["out_of_turn"], state["set_aside"]
-        self._dim = state["dim"] if self._source is None else self._source.dim
-        self._origin, self._origin_arrangement = state["origin"], array(state["origin_arrangement"])
+        if self._source is None:
+            self._dim = state["dim"]
+            self._given_dim = state["dim"] if self._sketch is None else state["given_dim"]
+        if self._together is not None:
+            self._together.loaded()
 
-    def _check_epoch(self, epoch: int) -> None:
-        """A learned order is known up to the epoch being visited."""
-        if not self._origin <= epoch <= self._epoch:
-            raise InputError(
-                f"epoch {epoch}",
-                expected=f"an epoch from {self._origin} to {self._epoch}, the one being visited",
-                remedy="Later orders are not known yet; earlier ones were left out by state_dict(history=False).",
-            )
+    def _marks(self) -> list[Indices]:
+        """By what two states of the same epoch are told apart."""
+        return [self._places.astype(np.int64)]

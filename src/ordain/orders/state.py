@@ -22,9 +22,8 @@ def converted(state: Any) -> Any:
         return state
     state = state | {"version": 2, "touched": state.get("taken", 0) > 0, "uncounted": False}
     if "arrangement" in state:
-        units = len(state["arrangement"])
         state["touched"] |= bool((state["places"] != 0).any())
-        state |= {"origin": 0, "origin_arrangement": torch.arange(units)}
+        state |= {"origin": 0, "origin_arrangement": torch.empty(0, dtype=torch.int64)}
     else:
         state |= {"driven": False, "peeked": False}
     if "permutation" in state:
@@ -69,6 +68,7 @@ def check_fields(state: State, like: State) -> None:
         good = type(value) is type(mine)
         if good and isinstance(mine, torch.Tensor):
             good = value.dtype == mine.dtype and value.ndim == mine.ndim and value.shape[1:] == mine.shape[1:]
+            good &= value.is_contiguous()  # one number can be made to look like terabytes
         if not good:
             raise broken(name, _kind(value), _kind(mine))
 
@@ -81,7 +81,7 @@ def check_count(state: State, name: str, most: int | None = None) -> None:
 
 def check_permutation(state: State, name: str, n: int) -> None:
     """The field must be a permutation of ``range(n)``."""
-    if not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
+    if len(state[name]) != n or not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
         raise broken(name, _kind(state[name]), f"a permutation of range({n})")
 
 
@@ -89,8 +89,9 @@ def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...]) -> Non
     """The field must be None or hold numbers of a gradient's dtype, of this shape."""
     if vectors is None:
         return
-    if not isinstance(vectors, torch.Tensor) or not vectors.is_floating_point() or tuple(vectors.shape) != shape:
-        raise broken(name, _kind(vectors), f"a floating-point tensor of shape {shape}")
+    good = isinstance(vectors, torch.Tensor) and vectors.is_floating_point() and vectors.is_contiguous()
+    if not good or tuple(vectors.shape) != shape:
+        raise broken(name, _kind(vectors), f"a contiguous floating-point tensor of shape {shape}")
 
 
 def array(tensor: torch.Tensor) -> NDArray[Any]:
@@ -106,5 +107,5 @@ def broken(name: str, came: str, expected: str) -> StateError:
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
     return f"a {type(value).__name__}"

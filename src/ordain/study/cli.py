@@ -12,6 +12,7 @@ from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
 from ordain.study.commands.report import report
 from ordain.study.commands.run import run
+from ordain.study.commands.simulate_ranks import simulate_ranks
 from ordain.study.commands.tasks import tasks
 
 __all__ = ["app"]
@@ -38,5 +39,6 @@ app.command()(herd)
 app.command()(demo)
 app.command()(report)
 app.command()(run)
+app.command()(simulate_ranks)
 app.command()(tasks)
 app.add_typer(data, name="data")

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,24 @@ from ordain.gradients.forms import Form, Made, Outer, Shifted, Stacked, total
 from ordain.gradients.rules.registry import Use, register_rule
 
 
+class _Part(NamedTuple):
+    """So many rows of a parameter, from ``start`` on; of none of them, if it has no name."""
+
+    name: str | None
+    start: int
+    rows: int
+
+
 @dataclass
 class _Projection:
-    """One call of ``linear``: weight and bias as they were given, input ``[.., in]`` and gradient ``[.., out]``."""
+    """One call of ``linear``: input ``[.., in]``, gradient ``[.., out]``, and which rows of which parameters it used.
+
+    Those are found while the forward runs: parameters that are shared out over ranks are whole only then.
+    """
 
     a: Tensor
-    weight: Tensor
-    bias: Tensor | None
+    weight: _Part
+    bias: _Part | None
     b: Tensor | None = None
 
     def reach(self, grad: Tensor) -> None:
@@ -47,8 +58,9 @@ def _single(tensor: Tensor) -> Tensor:
 class _Watched(TorchFunctionMode):
     """Around one forward of the module: its projections, as :attr:`seen`."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__()
+        self._parameters = parameters
         self.seen: list[_Projection] | None = None
 
     def __enter__(self) -> Any:
@@ -77,7 +89,8 @@ class _Watched(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
         out = functional.linear(input, weight, bias)
         if out.requires_grad and self.seen is not None:
-            projection = _Projection(_single(input.detach()), weight.detach(), None if bias is None else bias.detach())
+            at_bias = None if bias is None else _place(self._parameters, bias)
+            projection = _Projection(_single(input.detach()), _place(self._parameters, weight), at_bias)
             out.register_hook(projection.reach)  # type: ignore[no-untyped-call]
             self.seen.append(projection)
         return out
@@ -114,7 +127,7 @@ def watch(
             expected="add_bias_kv=False",
             remedy="Build it with add_bias_kv=False, or freeze bias_k and bias_v with requires_grad_(False).",
         )
-    return _Watched()
+    return _Watched(dict(module.named_parameters()))
 
 
 @register_rule(nn.MultiheadAttention, watch=watch)
@@ -130,13 +143,13 @@ def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Form]
                 continue
             a, b = _examples_first(one.a, use.size), _examples_first(one.b, use.size)
             one.b = None  # another backward through the same graph begins anew
-            name, start = _place(parameters, one.weight)
-            weights.setdefault(name, {}).setdefault((start, len(one.weight)), []).append((a, b))
+            name, start, count = _named(one.weight)
+            weights.setdefault(name, {}).setdefault((start, count), []).append((a, b))
             if one.bias is not None:
-                name, start = _place(parameters, one.bias)
+                name, start, count = _named(one.bias)
                 if name not in biases:
                     biases[name] = b.new_zeros(use.size, parameters[name].numel())
-                biases[name][:, start : start + len(one.bias)] += b.sum(dim=1)
+                biases[name][:, start : start + count] += b.sum(dim=1)
     forms: dict[str, Form] = {name: Made.flat(made) for name, made in biases.items()}
     for name, parts in weights.items():
         forms[name] = _joined(parts, len(parameters[name]))
@@ -159,17 +172,23 @@ def _examples_first(tensor: Tensor, size: int) -> Tensor:
     return tensor.reshape(-1, size, tensor.shape[-1]).transpose(0, 1).contiguous()
 
 
-def _place(parameters: dict[str, nn.Parameter], part: Tensor) -> tuple[str, int]:
-    """The parameter that a tensor is rows of, and the first of those rows."""
+def _place(parameters: dict[str, nn.Parameter], part: Tensor) -> _Part:
+    """The parameter that a tensor is rows of, and which."""
     for name, p in parameters.items():
         offset = (part.data_ptr() - p.data_ptr()) // p.element_size()
         if part.shape[1:] == p.shape[1:] and 0 <= offset < p.numel():
-            return name, offset // p[0].numel()
-    raise UnsupportedModuleError(
-        f"MultiheadAttention that projects with a weight of shape {tuple(part.shape)} which is none of its parameters",
-        expected="plain parameters, without parametrization",
-        remedy="Remove the parametrization, or leave the layer out with params=.",
-    )
+            return _Part(name, offset // (p.numel() // len(p)), len(part))
+    return _Part(None, 0, len(part))
+
+
+def _named(part: _Part) -> tuple[str, int, int]:
+    if part.name is None:
+        raise UnsupportedModuleError(
+            f"MultiheadAttention that projects with a weight of {part.rows} rows which is none of its parameters",
+            expected="plain parameters, without parametrization",
+            remedy="Remove the parametrization, or leave the layer out with params=.",
+        )
+    return part.name, part.start, part.rows
 
 
 def _joined(parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]], rows: int) -> Form:

@@ -26,6 +26,7 @@ HEADINGS = (
     "epochs to RR's best",
     "time to RR's best",
     "time / RR",
+    "CPU time / RR",
     "order.step() / time",
     "order's state",
     "job's memory",
@@ -48,6 +49,7 @@ class Row:
         epochs_to_goal: the first epoch with at most RR's lowest train loss of the same seed; median.
         seconds_to_goal: of training up to that epoch; median.
         time_ratio: of training, to the RR run of the same seed; median.
+        cpu_ratio: the same of the processor's time, which other work on the machine changes less.
         ordering: share of ``order.step()`` in the time of training; hooks inside forward and backward are not in it.
         order_bytes: the largest over seeds and epochs.
         job_bytes: the same of what the job added to its process.
@@ -64,6 +66,7 @@ class Row:
     epochs_to_goal: float | None
     seconds_to_goal: float | None
     time_ratio: float | None
+    cpu_ratio: float | None
     ordering: float | None
     order_bytes: int | None
     job_bytes: int | None
@@ -105,6 +108,7 @@ def _row(entry: Entry, baseline: Entry | None, comparison: Comparison | None) ->
         epochs_to_goal=_median([epochs for epochs, _ in reached]),
         seconds_to_goal=_median([seconds for _, seconds in reached]),
         time_ratio=_median(ratios),
+        cpu_ratio=_median([_cpu(ours) / _cpu(theirs) for ours, theirs in pairs if _cpu(ours) and _cpu(theirs)]),
         ordering=sum(epoch.seconds.get("ordering", 0.0) for epoch in epochs) / training if training else None,
         order_bytes=max((epoch.order_bytes for epoch in epochs if epoch.order_bytes is not None), default=None),
         job_bytes=max((epoch.job_bytes for epoch in epochs if epoch.job_bytes is not None), default=None),
@@ -117,6 +121,12 @@ def _pairs(entry: Entry, baseline: Entry | None) -> list[tuple[Job, Job]]:
     if baseline is None:
         return []
     return [(job, baseline.jobs[seed]) for seed, job in entry.jobs.items() if seed in baseline.jobs]
+
+
+def _cpu(job: Job) -> float:
+    """Of all epochs; 0 where one has none recorded."""
+    found = [epoch.cpu_seconds for epoch in job.epochs]
+    return 0.0 if None in found else sum(seconds or 0.0 for seconds in found)
 
 
 def _lowest(job: Job) -> float:
@@ -160,6 +170,7 @@ def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
             NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}",
             seconds_text(row.seconds_to_goal),
             number(row.time_ratio, 2),
+            number(row.cpu_ratio, 2),
             NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %",
             bytes_text(row.order_bytes),
             bytes_text(row.job_bytes),

@@ -10,7 +10,7 @@ from ordain.study.report.figures import training_figures
 from ordain.study.report.ranks import ranks_section, ranks_table
 from ordain.study.report.rows import HEADINGS, Row, cells, rows
 from ordain.study.report.sentences import OUT, Sentence, headline, sentences
-from ordain.study.report.text import bytes_text
+from ordain.study.report.text import NOTHING, bytes_text
 from ordain.study.report.views import Problem, View, metrics, problems, views
 from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.header import TRAINING
@@ -28,8 +28,9 @@ _NOTES = (
     "taken, and a rate at which a seed diverged is out. At RR's best rate all orders run as in the paper.",
     "Lines and ± are the mean and one standard deviation over seeds. Time is wall-clock time of training: data, "
     "forward, backward, ordering and optimizer, without evaluation; in figures that of the median seed at each "
-    "epoch, so that a machine which halts one job bends no curve. Ordering is `order.step()` alone: what an order's "
-    "hooks do inside forward and backward is in the time of those.",
+    "epoch, so that a machine which halts one job bends no curve. CPU time leaves out what the process waited "
+    "while others worked. Ordering is order.step() alone: what an order's hooks do inside forward and backward is in "
+    "the time of those.",
     "RR's best is the lowest training loss of RR with the same seed; epochs and time to it are medians over seeds, and "
     "- says that the median seed never got there. Memory is the largest over seeds and epochs; a job's is "
     "how far its process grew over the size it had when the job began, so that the data are not in it.",
@@ -77,7 +78,14 @@ def _held(row: Row) -> Sentence:
 
 def _table(view: View) -> Table:
     table = rows(view)
-    return Table(f"{_capital(view.title)}: numbers", HEADINGS, cells(table), [row.verdict for row in table])
+    lines = cells(table)
+    told = [place for place in range(len(HEADINGS)) if any(line[place] != NOTHING for line in lines)]
+    return Table(
+        f"{_capital(view.title)}: numbers",
+        [HEADINGS[place] for place in told],  # older records have no CPU time, and no memory of a job
+        [tuple(line[place] for place in told) for line in lines],
+        [row.verdict for row in table],
+    )
 
 
 def _facts(run: Run) -> str:

@@ -41,6 +41,7 @@ class Epoch:
         herding: the herding objective (Eq. 3) of the epoch's gradients in the epoch's order.
         stale_fresh: correlation of the stale gradients that decided the order with those of the epoch.
         seconds: of this epoch alone, by part of the step, and ``evaluation``.
+        cpu_seconds: of this epoch's training, of the process and all its threads; waiting is not in it.
         order_bytes: what the order held.
         peak_bytes: the most memory the process has used.
         job_bytes: how far that is above what it used when the job began.
@@ -56,6 +57,7 @@ class Epoch:
     herding: float | None
     stale_fresh: float | None
     seconds: Mapping[str, float]
+    cpu_seconds: float | None
     order_bytes: int | None
     peak_bytes: int | None
     job_bytes: int | None
@@ -261,6 +263,7 @@ def _epoch(fields: Fields, *, expected: int) -> Epoch:
         herding=fields.maybe_number("herding"),
         stale_fresh=fields.maybe_number("stale_fresh"),
         seconds={part: seconds.count(part) for part in (*PARTS, "evaluation") if part in seconds.values},
+        cpu_seconds=fields.maybe_number("cpu_seconds"),
         order_bytes=fields.maybe_integer("order_bytes"),
         peak_bytes=fields.maybe_integer("peak_bytes"),
         job_bytes=fields.maybe_integer("job_bytes"),

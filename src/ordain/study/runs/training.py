@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -234,9 +234,9 @@ class _Training:
     def go(self, writer: RecordWriter | None, checkpoints: Checkpoints, tell: Tell, board: Board | None) -> str:
         """Epochs until the last, or until the loss is not finite; ``writer`` is rank 0's alone."""
         if self.epoch == 0:
-            self._end_epoch(Seconds(), writer, tell, board)
+            self._end_epoch(Seconds(), 0.0, writer, tell, board)
         while self.epoch < self.config.epochs:
-            seconds = Seconds()
+            seconds, cpu = Seconds(), process_time()
             self.epoch += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", OrdainWarning)  # of gradients that are not finite: see below
@@ -245,7 +245,7 @@ class _Training:
                 except OrdainError:
                     if all(bool(p.isfinite().all()) for p in self.model.parameters()):
                         raise
-            if not self._end_epoch(seconds, writer, tell, board):
+            if not self._end_epoch(seconds, process_time() - cpu, writer, tell, board):
                 return "diverged"
             if self.epoch < self.config.epochs:
                 self._save(writer, checkpoints, tell)
@@ -258,15 +258,19 @@ class _Training:
         if writer is not None and checkpoints.save(lambda: self._state(writer.lines, orders)):
             tell("checkpoint", self.epoch, None)
 
-    def _end_epoch(self, seconds: Seconds, writer: RecordWriter | None, tell: Tell, board: Board | None) -> bool:
+    def _end_epoch(
+        self, seconds: Seconds, cpu: float, writer: RecordWriter | None, tell: Tell, board: Board | None
+    ) -> bool:
         """Hear from rank 0 whether the losses of training and validation are finite."""
-        measured = self._write(seconds, writer, tell, board) if writer is not None else (False, 0.0)
+        measured = self._write(seconds, cpu, writer, tell, board) if writer is not None else (False, 0.0)
         finite, valid = self.ranks.hear(*measured)
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid)
         return bool(finite)
 
-    def _write(self, seconds: Seconds, writer: RecordWriter, tell: Tell, board: Board | None) -> tuple[bool, float]:
+    def _write(
+        self, seconds: Seconds, cpu: float, writer: RecordWriter, tell: Tell, board: Board | None
+    ) -> tuple[bool, float]:
         """Measure and write a line; are the losses of training and validation finite, and what is the latter?"""
         start = perf_counter()
         problem, model = self.problem, self.model
@@ -289,6 +293,7 @@ class _Training:
             "herding": herding,
             "stale_fresh": stale_fresh,
             "seconds": seconds.to_json(),
+            "cpu_seconds": round(cpu, 6),
             "order_bytes": order_bytes(self.order, self.arm, len(problem.train_x), _length(model)),
             "peak_bytes": self.memory.peak_bytes(),
             "job_bytes": self.memory.job_bytes(),

@@ -11,13 +11,14 @@ from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.progress import Report
-from ordain.study.vectors import balancing, rates, statement1, toy_herding
+from ordain.study.vectors import balancing, rates, simulate_ranks, statement1, toy_herding
 from ordain.study.vectors.study import Study
 
 __all__ = ["STUDIES", "Study", "run_study"]
 
 STUDIES: dict[str, Study[Any]] = {
-    study.name: study for study in (toy_herding.STUDY, balancing.STUDY, statement1.STUDY, rates.STUDY)
+    study.name: study
+    for study in (toy_herding.STUDY, balancing.STUDY, statement1.STUDY, rates.STUDY, simulate_ranks.STUDY)
 }
 
 

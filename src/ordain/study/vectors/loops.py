@@ -13,9 +13,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ordain._kernels import compile_loop
 from ordain.study.vectors.problems import KINKED, QUADRATIC
 
-__all__ = ["clipped_walk", "epoch", "longest_prefixes"]
+__all__ = ["clipped_walk", "epoch", "longest_prefixes", "summed_signs"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
@@ -67,6 +68,47 @@ def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Flo
         signs[t] = 1 if u[t] < 0.5 - inner / square / (2.0 * c) else -1  # beyond [0, 1] the sign is certain
         for j in range(d):
             total[j] += signs[t] * (row[j] - mean[j])
+    return signs
+
+
+@compile_loop
+def summed_signs(
+    z: NDArray[Any], sigma: NDArray[np.int64], world: int, each: int, paired: bool, centre: Floats
+) -> NDArray[np.int8]:
+    """Algorithm 5's sign for each position of ``sigma`` where ranks know each other's choices a step late.
+
+    Position p is rank p mod ``world``'s; a step is ``each`` positions of every rank. A rank balances its own vectors
+    (less ``centre``; or the differences of its own consecutive ones) against the sum of all ranks as the step began and
+    what it has added to it itself. Then all that was added is added up. An odd one of a rank's step gets 0.
+    """
+    n, d = len(sigma), z.shape[1]
+    shared, own, added, row = np.zeros(d), np.empty(d), np.empty(d), np.empty(d)
+    signs = np.zeros(n, dtype=np.int8)
+    apart = 2 * world if paired else world
+    for start in range(0, n, world * each):
+        stop = min(n, start + world * each)
+        added[:] = 0.0
+        for rank in range(min(world, stop - start)):
+            own[:] = shared
+            for p in range(start + rank, stop, apart):
+                first, second = z[sigma[p]], z[sigma[p]]
+                if paired:
+                    if p + world >= stop:
+                        break
+                    second = z[sigma[p + world]]
+                inner = 0.0
+                for j in range(d):
+                    row[j] = float(first[j]) - float(second[j]) if paired else float(first[j]) - centre[j]
+                    inner += row[j] * own[j]
+                sign = 1 if inner < 0.0 else -1
+                signs[p] = sign
+                if paired:
+                    signs[p + world] = -sign
+                for j in range(d):
+                    own[j] += sign * row[j]
+                    added[j] += sign * row[j]
+        for j in range(d):
+            shared[j] += added[j]
     return signs
 
 
