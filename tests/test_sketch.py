@@ -24,7 +24,8 @@ from ordain import GraB, Greedy, Herding, _rng, herding
 from ordain.errors import GradientError, InputError, StateError
 from ordain.gradients import Dense, ExactSource, Factored, Gradients, Sketch, sketch
 from ordain.gradients.carried import Carried
-from ordain.gradients.forms import Biased, Form, Made, Outer, Shifted, Stacked, Total
+from ordain.gradients.composed import Shifted, Stacked, Total
+from ordain.gradients.forms import Biased, Form, Made, Outer
 from ordain.gradients.hashing import Hashes
 from ordain.gradients.rows import Rows
 

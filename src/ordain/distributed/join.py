@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ordain.distributed.wire import Placed
-from ordain.gradients.forms import Biased, Form, Made, Outer, Shifted, Total
+from ordain.gradients.composed import Shifted, Total
+from ordain.gradients.forms import Biased, Form, Made, Outer
 from ordain.gradients.rows import Rows
 from ordain.gradients.rules.conv import Convolved
 

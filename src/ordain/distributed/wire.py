@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ordain.gradients.base import Gradients
-from ordain.gradients.forms import Biased, Form, Made, Outer, Shifted, Stacked, Total
+from ordain.gradients.composed import Shifted, Stacked, Total
+from ordain.gradients.forms import Biased, Form, Made, Outer
 from ordain.gradients.rows import Rows
 from ordain.gradients.rules.conv import Convolved, Geometry
 

@@ -25,8 +25,9 @@ from ordain.errors import StateError, StepError
 from ordain.gradients.backward import Backwards
 from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
+from ordain.gradients.composed import join_biases, total
 from ordain.gradients.factored import Factored
-from ordain.gradients.forms import Form, join_biases, total
+from ordain.gradients.forms import Form
 from ordain.gradients.layout import Layout, examples_in
 from ordain.gradients.memory import shrinking
 from ordain.gradients.params import check_reduction, choose

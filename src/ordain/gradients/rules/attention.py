@@ -20,7 +20,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.forms import Form, Made, Outer, Shifted, Stacked, total
+from ordain.gradients.composed import Shifted, Stacked, total
+from ordain.gradients.forms import Form, Made, Outer
 from ordain.gradients.rules.registry import Use, register_rule
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ordain.gradients.forms import Form, Made, Outer, total
+from ordain.gradients.composed import total
+from ordain.gradients.forms import Form, Made, Outer
 from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing

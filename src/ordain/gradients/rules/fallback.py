@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.forms import Form, Made, total
+from ordain.gradients.composed import total
+from ordain.gradients.forms import Form, Made
 from ordain.gradients.memory import few_examples, out_of_memory
 from ordain.gradients.rules.registry import Use
 
