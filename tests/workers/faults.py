@@ -57,7 +57,10 @@ def lost_in_mid_epoch(store: dist.Store, rank: int, mode: Any, how: str, timeout
     indices = iter(order.sampler)
     for _ in range(LOST):
         order.observe(rows(order, list(islice(indices, BATCH))))
-    if rank == 1:
+    if rank == 0:
+        store.set("stepped", "")
+    else:
+        store.wait(["stepped"], timedelta(seconds=120))
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "exit":
