@@ -45,12 +45,22 @@ def said(job: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def on_both(store: dist.Store, rank: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Once both ranks have it: one that ends takes down what the other is still waiting for."""
+    store.set(f"rank {rank}", "")
+    store.wait(["rank 0", "rank 1"], timedelta(seconds=120))
+    return found
+
+
 def lost_in_mid_epoch(store: dist.Store, rank: int, mode: Any, how: str, timeout: float) -> dict[str, Any]:
     order = GraB(None, N, distributed=Distributed(mode=mode, timeout=timeout))
     indices = iter(order.sampler)
     for _ in range(LOST):
         order.observe(rows(order, list(islice(indices, BATCH))))
-    if rank == 1:
+    if rank == 0:
+        store.set("stepped", "")
+    else:
+        store.wait(["stepped"], timedelta(seconds=120))
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "exit":
@@ -77,7 +87,7 @@ def not_made(store: dist.Store, rank: int) -> dict[str, Any]:
 
 
 def made_otherwise(store: dist.Store, rank: int) -> dict[str, Any]:
-    return {"said": said(lambda: GraB(None, N, seed=rank))}
+    return on_both(store, rank, {"said": said(lambda: GraB(None, N, seed=rank))})
 
 
 def ended_before(store: dist.Store, rank: int) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def ended_before(store: dist.Store, rank: int) -> dict[str, Any]:
 
 def not_a_member(store: dist.Store, rank: int) -> dict[str, Any]:
     group = dist.new_group([1])
-    return {"said": said(lambda: GraB(None, N, distributed=Distributed(group=group)))}
+    return on_both(store, rank, {"said": said(lambda: GraB(None, N, distributed=Distributed(group=group)))})
 
 
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
