@@ -190,6 +190,44 @@ def test_other_models_and_orders_are_told() -> None:
     run_ranks(2, order)
 
 
+def test_an_order_made_before_the_ranks_met_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank would visit all of it, in silence."""
+    order, alone = GraB(None, 8), GraB(None, 8, distributed=False)
+    monkeypatch.setattr("ordain.orders.base.other_ranks", lambda: True)
+    assert len(list(alone.sampler)) == 8
+    with pytest.raises(StepError, match="made before init_process_group"):
+        list(order.sampler)
+
+
+def test_fewer_examples_than_ranks() -> None:
+    def job(ranks: ThreadRanks) -> list[int]:
+        with pytest.raises(InputError, match="n=2 examples for 3 ranks"):
+            GraB(None, 2, distributed=Distributed(ranks=ranks, tail="drop"))
+        return list(GraB(None, 2, distributed=Distributed(ranks=ranks)).sampler)
+
+    visited = run_ranks(3, job)
+    assert [len(one) for one in visited] == [1, 1, 1]
+    assert {i for one in visited for i in one} == {0, 1}
+
+
+def test_a_rank_s_own_error_is_not_lost_with_the_others() -> None:
+    """Those that it waits for in vain are the effect, not the cause."""
+
+    def job(ranks: ThreadRanks) -> None:
+        order = GraB(None, 4, distributed=Distributed(ranks=ranks))
+        list(order.sampler)
+
+        def lost(_: torch.Tensor) -> torch.Tensor:
+            raise RanksError("no answer", expected="one", remedy="None.")
+
+        ranks.gather = lost  # type: ignore[method-assign]
+        with pytest.raises(GradientError, match="floating-point") as raised:
+            order.observe(np.ones((2, 3), dtype=np.int64))
+        assert isinstance(raised.value.__cause__, RanksError)
+
+    run_ranks(1, job)
+
+
 def test_batches_of_different_sizes_are_refused() -> None:
     def job(ranks: ThreadRanks) -> None:
         order = GraB(None, 12, distributed=Distributed(ranks=ranks))

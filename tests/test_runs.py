@@ -136,7 +136,7 @@ def test_a_job_s_memory_is_its_own() -> None:
     held = [bytearray(b"x" * 4096) for _ in range(size // 4096)]  # small pieces: the C library keeps what is freed
     first = memory.job_bytes()
     assert first is not None
-    assert size <= first <= 1.5 * size
+    assert 0.9 * size <= first <= 1.5 * size
     held.clear()
     memory = Memory.begin()
     second = memory.job_bytes()

@@ -379,6 +379,38 @@ def test_what_could_not_be_loaded_is_not_saved(bad: Any, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    """Cut anywhere, or with one bit turned: torch itself reads most of them without a word."""
+    path = tmp_path / "run.pt"
+    ordain.save(path, order=interrupted("grab"), more=torch.arange(5000))
+    whole = path.read_bytes()
+    cuts = [whole[:length] for length in (4000, 4100, 9000, len(whole) - 1)]
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(whole) - 2000, 60):  # the directory at the end has fields that mean nothing
+        turned = bytearray(whole)
+        turned[place] ^= 1 << int(rng.integers(8))
+        cuts.append(bytes(turned))
+    refused = 0
+    for content in cuts:
+        path.write_bytes(content)
+        try:
+            found = ordain.load(path)
+        except StateError as error:
+            assert "run.pt" in str(error)
+            refused += 1
+        else:  # a bit of padding, or of a header that nothing reads
+            assert torch.equal(found["more"], torch.arange(5000))
+    assert refused >= len(cuts) // 2
+
+
+def test_nothing_to_save_and_what_cannot_be_loaded_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to save"):
+        ordain.save(tmp_path / "run.pt")
+    with pytest.raises(InputError, match=r"without running code: second"):
+        ordain.save(tmp_path / "run.pt", first=1, second=np.float64(3))
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_that_are_not_whole_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     ordain.save(path, order=interrupted("grab"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -31,6 +32,10 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
     3
     """
     given = {**(objects or {}), **named}
+    if not given:
+        raise InputError(
+            "nothing to save", expected="objects by name", remedy="Write ordain.save(path, model=model, order=order)."
+        )
     whole = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in given.items()}
     with replacing(Path(path)) as file:
         try:
@@ -42,15 +47,17 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
             # Mapped, so that this reads the names and kinds of what is in it and not the numbers.
             torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
-            raise _refused(str(error).partition("\n")[2].strip().partition("\n")[0]) from error
+            raise _refused(", ".join(name for name, one in whole.items() if not _loads(one)) or "all") from error
 
 
 def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, Any]:
     """What :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
     try:
-        _check_sizes(path)
+        _check_whole(path)
         found = torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError, StateError):
+        raise
+    except Exception as error:  # whatever torch says of a damaged file, which may be anything
         raise StateError(
             f"{path}, which cannot be read",
             expected="a whole file of tensors, numbers and strings",
@@ -65,18 +72,36 @@ def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, An
     return found
 
 
-def _check_sizes(path: str | PathLike[str]) -> None:
-    """Refuse a file that says it holds more than it is long: torch never compresses, but would unpack it."""
+def _check_whole(path: str | PathLike[str]) -> None:
+    """Refuse a file that is damaged anywhere, which torch does not notice in the numbers.
+
+    And one that says it holds more than it is long: torch never compresses, but would unpack it.
+    """
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as file:
         if sum(one.file_size for one in file.infolist()) > Path(path).stat().st_size:
             raise ValueError("it says that it holds more than it is long")
+        damaged = file.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it is damaged")
+
+
+def _loads(one: Any) -> bool:
+    """Can this be loaded again as it is?"""
+    buffer = io.BytesIO()
+    torch.save(one, buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        return False
+    return True
 
 
 def _refused(reason: str) -> InputError:
     return InputError(
-        f"something that cannot be loaded again without running code ({reason})",
+        f"something that cannot be loaded again without running code: {reason}",
         expected="objects with a state_dict(), tensors, numbers and strings",
         remedy="Save its numbers instead. The file at this path is as it was.",
     )

@@ -78,7 +78,12 @@ class Exchange:
             digest = _digest(text)
             more = number + 1 < len(batches)
             row = torch.tensor([status, more, mine.size, digest, len(data), _kind(mine), *stands])
-            heads = self.ranks.gather(row)
+            try:
+                heads = self.ranks.gather(row)
+            except RanksError as lost:
+                if error is not None:  # this rank's own trouble is what the others never came to hear of
+                    raise error from lost
+                raise
             self._check(heads, error)
             texts = self._texts(heads[:, 3], text, digest)
             every = self._numbers(heads[:, 4], data) if send else None

@@ -123,7 +123,18 @@ def share_of(n: int, distributed: Any) -> Share | None:
                 remedy="Start with torchrun and call torch.distributed.init_process_group() first.",
             )
         ranks = ProcessRanks(distributed.group, timeout=distributed.timeout)
+    if n < ranks.size and distributed.tail == "drop":
+        raise InputError(
+            f"n={n} examples for {ranks.size} ranks with tail='drop'",
+            expected="at least one example for each rank",
+            remedy="Leave tail= out: then some examples are visited twice.",
+        )
     return Share(n, ranks=ranks, options=distributed)
+
+
+def other_ranks() -> bool:
+    """Is this one process of several?"""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def check_agreement(share: Share | None, **facts: Any) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ordain import _rng
-from ordain.distributed.share import check_agreement, share_of
+from ordain.distributed.share import check_agreement, other_ranks, share_of
 from ordain.errors import InputError, StateError, StepError
 from ordain.orders.state import STATE_VERSION, State, check_count, check_fields, check_identity, converted
 from ordain.sampler import OrderSampler, RankSampler
@@ -43,6 +43,7 @@ class Order(ABC):
         self.group = _check_group(group)
         self.seed = _rng.check_seed(seed)
         self._share = share_of(self.n, distributed)
+        self._unasked = distributed == "auto" and self._share is None  # not shared out, and nobody said so
         if self._share is not None:
             options = self._share.options
             told = {"order": type(self).__name__, "n": self.n, "seed": self.seed, "group": self.group}
@@ -164,6 +165,13 @@ class Order(ABC):
 
     def _begin_pass(self) -> tuple[int, Indices, int]:
         """A new iterator draws its first index: (its ticket, the epoch's indices, where to start)."""
+        if self._unasked and other_ranks():
+            raise StepError(
+                "a draw from an order that was made before init_process_group(), which every rank would visit whole",
+                expected="an order made when the ranks know of each other",
+                remedy="Make the order after init_process_group(); or say distributed=False if each rank shall visit "
+                "all examples.",
+            )
         if self._resuming:
             self._resuming = False
         elif self._drawn or self._touched:

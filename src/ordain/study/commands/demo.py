@@ -41,9 +41,9 @@ def demo(
         with displaying(epochs) as report:
             content = write_demo(out, demo_config(seeds=seeds, epochs=epochs), report=report, command=command)
     (numbers,) = content.tables
-    places = [list(numbers.headings).index(heading) for heading in _SHOWN]
+    places = [place for place, heading in enumerate(numbers.headings) if heading in _SHOWN]
     counts = f"{epochs} epoch{'s' * (epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
-    table = Table(*_SHOWN, title=f"Digits, learning rate {RATE:g}, {counts}")
+    table = Table(*(numbers.headings[place] for place in places), title=f"Digits, learning rate {RATE:g}, {counts}")
     for column in table.columns[2:]:
         column.justify = "right"
     for row in numbers.rows:

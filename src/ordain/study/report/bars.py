@@ -92,8 +92,8 @@ def time_figure(view: View) -> Figure | None:
 def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
     """What the order holds, and what the whole job added to its process."""
     columns: dict[str, Callable[[Row], float | None]] = {
-        "Memory: order's state": lambda row: row.order_bytes,
-        "Memory of the job": lambda row: row.job_bytes,
+        "Order's memory": lambda row: row.order_bytes,
+        "Job's memory": lambda row: row.job_bytes,
     }
     return _columns(table, looks, columns, bytes_text)
 

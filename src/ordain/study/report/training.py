@@ -129,7 +129,7 @@ def _at_edges(run: Run, view: View) -> list[str]:
             if len(entry.arm.rates) > 1 and entry.rate == end(entry.arm.rates)
         ]
         if names:
-            said.append(f"The best rate is the {word} tried for {', '.join(names)}: one beyond it may be better.")
+            said.append(f"The best rate is the {word} tried for {'; '.join(names)}: one beyond it may be better.")
     return said
 
 
