@@ -283,6 +283,17 @@ def test_a_model_converted_after_construction() -> None:
     model(Regression(6).x)
 
 
+def test_a_model_moved_after_construction() -> None:
+    """A second device is not to be had everywhere: the order is told that it was made on another."""
+    model = small_model()
+    order = GraB(model, 6)
+    order._source._like = torch.empty(0, dtype=torch.float64, device="meta")
+    with pytest.raises(StateError, match=r"now of torch\.float64 on cpu; expected torch\.float64 on meta"):
+        model(Regression(6).x)
+    order.detach()
+    model(Regression(6).x)
+
+
 def test_a_state_with_a_piece_missing_changes_nothing() -> None:
     order = GraB(None, 6)
     list(order.sampler)
