@@ -202,7 +202,7 @@ class _Training:
         n, model = len(problem.train_x), problem.build(job.seed).train()
         parallel = ranks.parallel(problem, model, config.batch_size)
         fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
-        order = build_order(arm, model, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
+        order = build_order(arm, parallel, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
         if saved is None and not ranks.rank:
             check_seed(out, job.seed, model, order if arm.shares_first else None)
         optimizer = make_optimizer(model, config, job.lr)
