@@ -78,8 +78,9 @@ def test_what_is_recorded(whole: Path) -> None:
     for arm in ("grab+2", "grab-pair+2"):
         assert sent[arm][0] == 0
         assert all(factors < one < factors + 2 * products + 512 for one in sent[arm][1:])
-    vectors = 4 * 2 * CLASSES * (FEATURES + 1)  # the signed sum, and the mean
-    assert all(vectors < one < vectors + 512 for one in sent["grab+2-sum"][1:])
+    vector = 4 * CLASSES * (FEATURES + 1)  # the signed sum; where s and m are 0 as yet, the plain one too
+    assert all(vector < one < 2 * vector + 512 for one in sent["grab+2-sum"][1:])
+    assert sent["grab+2-sum"][-1] < 1.5 * vector + 512
 
 
 class Killed(BaseException):
