@@ -356,7 +356,7 @@ class ExactSource:
         return (*calls, *(p.requires_grad for p in self._offsets))
 
     def _factored(self, record: _Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
-        forms: dict[Tensor, list[Form]] = {}
+        forms: dict[int, list[Form]] = {}  # by offset
         for module, uses in record.reached.items():
             for use in uses.values():
                 use.check_versions()
@@ -364,12 +364,14 @@ class ExactSource:
             made = rule(module, [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values()))
             for name, form in made.items():
                 p = _parameter(module, name)
-                p = None if p is None else self._sharded.part(p)
-                if p is not None and p.requires_grad and p in self._offsets:
-                    forms.setdefault(p, []).append(form)
-                elif p is not None and p not in self._offsets:
+                if p is None:
+                    continue
+                place = self._offsets.get(self._sharded.part(p) if self._sharded else p)
+                if place is None:
                     self._refuse_new([p])
-        placed = [(self._offsets[p][0], total(several)) for p, several in forms.items()]
+                elif p.requires_grad:
+                    forms.setdefault(place[0], []).append(form)
+        placed = [(offset, total(several)) for offset, several in forms.items()]
         scale = float(record.size) if self._mean else 1.0
         if grads is not None:
             sparse = {offset for offset, form in placed if form.sparse}

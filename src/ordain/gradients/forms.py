@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -229,8 +230,9 @@ class Outer(Form):
         small = self._steps == 1 and self.rows <= FEW_ROWS and self._a.dtype is self._b.dtype is dtype
         if not small or self._a.device.type != "cpu":
             return None
-        a, b = self._flat()
-        return a.numpy(), b.numpy()
+        # NumPy's views of so few numbers are made in half the time of torch's.
+        a, b = np.ascontiguousarray(self._a.numpy()), np.ascontiguousarray(self._b.numpy())
+        return a.reshape(-1, self.cols), b.reshape(-1, self.rows)
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         return self._a.reshape(-1, self.cols).contiguous(), self._b.reshape(-1, self.rows).contiguous()
