@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch import Tensor
 from ordain.distributed.gathered import Gathered
 from ordain.distributed.join import joined
 from ordain.distributed.ranks import Ranks, agreed, failed_on, gather_texts
-from ordain.distributed.wire import DTYPES, Placed, packed, unpacked
+from ordain.distributed.wire import Placed, packed, unpacked
 from ordain.errors import RanksError
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
@@ -31,7 +29,6 @@ class Local:
     Attributes:
         size: how many examples.
         batch: their gradients; None if they are passed over.
-        stands: (epoch, examples done, digest of the order): what must be the same everywhere.
     """
 
     size: int
@@ -69,13 +66,13 @@ class Exchange:
             try:
                 if send and mine.batch is not None and mine.size:
                     forms, scale = forms_of(mine.batch)
-                    text, data = packed(forms, batch=mine.batch, scale=scale)
+                    text, data = packed(forms, size=mine.batch.size, scale=scale)
             except Exception as raised:
                 error = raised
             status = _FAILED if error else _JOINED if collect is None else _STEPPED
             if status == _STEPPED and mine.batch is None and mine.size:
                 status = _SKIPPED
-            digest = _digest(text)
+            digest = fingerprint(text.encode())
             more = number + 1 < len(batches)
             row = torch.tensor([status, more, mine.size, digest, len(data), _kind(mine), *stands])
             try:
@@ -85,7 +82,7 @@ class Exchange:
                     raise error from lost
                 raise
             self._check(heads, error)
-            texts = self._texts(heads[:, 3], text, digest)
+            texts = self._texts(heads[:, 3], text)
             every = self._numbers(heads[:, 4], data) if send else None
             number += 1
             yield Meeting(self.ranks, heads, texts, every, mine)
@@ -123,7 +120,7 @@ class Exchange:
                     )
                 )
 
-    def _texts(self, digests: Tensor, text: str, digest: int) -> list[str]:
+    def _texts(self, digests: Tensor, text: str) -> list[str]:
         wanted = digests.tolist()
         if any(one not in self._known for one in wanted):
             every = gather_texts(self.ranks, text)
@@ -172,8 +169,7 @@ class Meeting:
             places: for each rank, which row of the whole each of those is.
             device: where the answers live.
         """
-        told = json.loads(next(text for text in self.texts if text))
-        like = torch.empty(0, dtype=DTYPES[told["dtype"]], device=device)
+        like = self.like(device)
         batches: list[Placed] = []
         scales: list[float] = []
         for rank, (text, rows) in enumerate(zip(self.texts, kept, strict=True)):
@@ -190,7 +186,7 @@ class Meeting:
         forms = joined(batches, places, [scale / common if scale else 1.0 for scale in scales])
         total = sum(len(place) for place in places)
         most = int(self.heads[:, 4].max()) // like.element_size()  # as many numbers as a rank has sent already
-        return Gathered(forms, ranks=self.ranks, dim=told["dim"], size=total, scale=common, like=like, most=most)
+        return Gathered(forms, ranks=self.ranks, dim=like.shape[1], size=total, scale=common, like=like, most=most)
 
 
 def forms_of(batch: Gradients) -> tuple[Placed, float]:
@@ -213,10 +209,6 @@ def _kind(mine: Local) -> int:
     return 2 * mine.batch.dim + (mine.batch.dtype == torch.float64)
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-
-
-def fingerprint(array: Any) -> int:
-    """A number of 56 bits for an array."""
-    return int.from_bytes(hashlib.blake2b(array.tobytes(), digest_size=7).digest(), "big")
+def fingerprint(data: bytes) -> int:
+    """A number of 56 bits, which fits among the others of a message."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -80,10 +81,10 @@ class Together:
     def _stands(self) -> tuple[int, int, int]:
         order = self._order
         if self._digest[0] is not order._arrangement:  # hashed once an epoch
-            self._digest = order._arrangement, fingerprint(order._arrangement)
+            self._digest = order._arrangement, fingerprint(order._arrangement.tobytes())
         if not self._loaded:
             return order._epoch, order._taken, self._digest[1]
-        return order._epoch, order._taken, fingerprint(np.concatenate([order._arrangement, *order._marks()]))
+        return order._epoch, order._taken, fingerprint(np.concatenate([order._arrangement, *order._marks()]).tobytes())
 
     def _learn_all(self, meeting: Meeting, rows: _Rows) -> None:
         order = self._order
@@ -111,6 +112,7 @@ class Together:
         self._count(rows)
 
 
+@dataclass(frozen=True)
 class _Rows:
     """Which example of the epoch each rank's each row is.
 
@@ -118,21 +120,17 @@ class _Rows:
         count: how many examples of the epoch this step is about.
         kept: for each rank, which of its rows have a gradient that counts: not those of a repeated example.
         places: for each rank, which row of the whole batch each of those is.
+        positions: for each rank, where in the epoch each of those stands.
         slots: ``[B]``, the slot of each row of the whole batch.
         passed: the slots that are passed over.
     """
 
-    def __init__(
-        self,
-        count: int,
-        kept: list[Tensor],
-        places: list[Tensor],
-        positions: list[Indices],
-        slots: Indices,
-        passed: Indices,
-    ) -> None:
-        self.count, self.kept, self.places, self.slots, self.passed = count, kept, places, slots, passed
-        self.positions = positions
+    count: int
+    kept: list[Tensor]
+    places: list[Tensor]
+    positions: list[Indices]
+    slots: Indices
+    passed: Indices
 
     @classmethod
     def dealt(cls, meeting: Meeting, order: LearnedOrder, share: Share) -> _Rows:

@@ -14,27 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ordain.gradients.base import Gradients
 from ordain.gradients.composed import Shifted, Stacked, Total
 from ordain.gradients.forms import Biased, Form, Made, Outer
 from ordain.gradients.rows import Rows
 from ordain.gradients.rules.conv import Convolved, Geometry
 
 _ALIGN = 16  # bytes: a tensor begins where any dtype may
-DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32)}
 
 Spec = dict[str, Any]
 Placed = list[tuple[int, Form]]  # (offset in the flat gradient, form)
 
 
-def packed(forms: Placed, *, batch: Gradients, scale: float) -> tuple[str, Tensor]:
+def packed(forms: Placed, *, size: int, scale: float) -> tuple[str, Tensor]:
     """What is sent of a batch: a description and ``[bytes]``."""
     tensors: list[Tensor] = []
     specs = [[offset, _spec(_smaller(form), tensors)] for offset, form in forms]
-    text = json.dumps(
-        {"size": batch.size, "dim": batch.dim, "dtype": str(batch.dtype), "scale": scale, "forms": specs},
-        sort_keys=True,
-    )
+    text = json.dumps({"size": size, "scale": scale, "forms": specs}, sort_keys=True)
     return text, _bytes(tensors)
 
 
@@ -45,8 +41,8 @@ def unpacked(text: str, data: Tensor) -> tuple[int, float, Placed]:
 
     def take(dtype: str, shape: Sequence[int]) -> Tensor:
         nonlocal place
-        count = torch.Size(shape).numel() * DTYPES[dtype].itemsize
-        piece = data[place : place + count].view(DTYPES[dtype]).view(shape)
+        count = torch.Size(shape).numel() * _DTYPES[dtype].itemsize
+        piece = data[place : place + count].view(_DTYPES[dtype]).view(shape)
         place += -(-count // _ALIGN) * _ALIGN
         return piece
 

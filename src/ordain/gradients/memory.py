@@ -36,27 +36,16 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _let_go() -> None:
-    """The error is gone when this is called, and with it all that its frames had made."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-
-
 def shrinking(job: Callable[[], Answer]) -> Answer:
     """Do ``job``; where memory runs out do it again, from the start, with half as much made at a time.
 
     So it must leave nothing behind that a second start would count twice.
     """
-    try:
-        return job()
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        said = str(error)
-    _let_go()
     before = _halved.get()
-    for halved in range(before + 1, max(before, HALVINGS) + 1):
-        token = _halved.set(halved)
+    for halved in range(before, max(before, HALVINGS) + 1):
+        token = (
+            _halved.set(halved) if halved > before else None
+        )  # nearly always the first try does
         try:
             return job()
         except (RuntimeError, MemoryError) as error:
@@ -64,8 +53,11 @@ def shrinking(job: Callable[[], Answer]) -> Answer:
                 raise
             said = str(error)
         finally:
-            _halved.reset(token)
-        _let_go()
+            if token is not None:
+                _halved.reset(token)
+        # The error is let go of here, and with it all that its frames have made.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
     raise _given_up(said)
 
 
