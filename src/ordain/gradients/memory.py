@@ -43,9 +43,7 @@ def shrinking(job: Callable[[], Answer]) -> Answer:
     """
     before = _halved.get()
     for halved in range(before, max(before, HALVINGS) + 1):
-        token = (
-            _halved.set(halved) if halved > before else None
-        )  # nearly always the first try does
+        token = _halved.set(halved) if halved > before else None  # nearly always the first try does
         try:
             return job()
         except (RuntimeError, MemoryError) as error:
