@@ -60,7 +60,10 @@ def epoch_of_steps(
 
 def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.optim.Optimizer:
     """SGD with momentum and weight decay."""
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    # Fused: with d in the millions the other forms take two to four times as long, in small batches most of a step.
+    return torch.optim.SGD(
+        model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:

@@ -89,4 +89,7 @@ def plain_forward(model: nn.Module, x: Tensor) -> Tensor:
 
 def hits(output: Tensor, y: Tensor) -> tuple[int, int]:
     """Where the largest of ``[..., classes]`` is the target's."""
-    return int((output.argmax(dim=-1) == y).sum()), y.numel()
+    # Over a vocabulary argmax takes as long as the loss does, and amax a fifth of it: only rows whose target has the
+    # largest value are asked who is first among equals.
+    largest = output.gather(-1, y.unsqueeze(-1)).squeeze(-1) == output.amax(dim=-1)
+    return int((output[largest].argmax(dim=-1) == y[largest]).sum()), y.numel()
