@@ -41,7 +41,10 @@ def problem(limit: int = 70) -> Any:
 def by_hand(config: RunConfig, order: Any, model: nn.Module, lr: float) -> list[float]:
     """The README's loop, and the loss of the whole training set before it and after each epoch."""
     data = problem(config.limit or 70)
+    optimizer: torch.optim.Optimizer
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    if config.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=config.weight_decay)
     losses = []
     for epoch in range(config.epochs + 1):
         if epoch:
@@ -105,6 +108,18 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
     assert set(lines[2]["seconds"]) == {"data", "forward", "backward", "ordering", "optimizer", "evaluation"}
     assert lines[2]["peak_bytes"] > 10**7
     assert not list((tmp_path / "checkpoints").rglob("*.pt")) if (tmp_path / "checkpoints").exists() else True
+
+
+def test_adamw_is_the_loop_too(tmp_path: Path) -> None:
+    config = replace(DIGITS, arms=("rr", "grab"), rates=(0.01,), optimizer="adamw")
+    assert set(run(config, tmp_path).states.values()) == {"done"}
+    for arm in config.arms:
+        model = problem().build(0)
+        expected = by_hand(config, ORDERS[arm].build(model, 70, seed=0), model, 0.01)
+        found = [line["train_loss"] for line in record(tmp_path, arm, 0.01, 0)[1:-1]]
+        assert found == pytest.approx(expected, rel=1e-5), arm
+    with pytest.raises(InputError, match="optimizer"):
+        run(replace(config, optimizer="sgd", seeds=(1,)), tmp_path)
 
 
 def test_processes_give_the_same_records(tmp_path: Path) -> None:
@@ -328,7 +343,10 @@ def test_another_configuration_is_refused_by_name(change: dict[str, Any], tmp_pa
     assert all(name in str(caught.value) for name in change)
     with pytest.raises(InputError, match="differs in more"):
         RunConfig.from_json(DIGITS.to_json() | {"more": 1})
-    assert RunConfig.from_json(json.loads(json.dumps(DIGITS.to_json()))) == DIGITS
+    saved = json.loads(json.dumps(DIGITS.to_json()))
+    assert RunConfig.from_json(saved) == DIGITS
+    del saved["optimizer"]  # from before there was a choice
+    assert RunConfig.from_json(saved) == DIGITS
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ class ModeName(str, Enum):
     independent = "independent"
 
 
+class OptimizerName(str, Enum):
+    """What steps with the gradients."""
+
+    sgd = "sgd"
+    adamw = "adamw"
+
+
 class ProtocolName(str, Enum):
     """Which arm is run at which rate."""
 
@@ -69,6 +76,9 @@ def run(
         ModeName, typer.Option(help="exact: as one process; sum: fewer bytes; independent: each rank for itself.")
     ] = ModeName.exact,
     herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
+    optimizer: Annotated[
+        OptimizerName, typer.Option(help="sgd: with momentum, as in the paper; adamw: with the same weight decay.")
+    ] = OptimizerName.sgd,
     weights: Annotated[
         str | None, typer.Option(help="Start a BERT from the weights in this folder, or from owner/name on the hub.")
     ] = None,
@@ -131,6 +141,7 @@ def run(
             memory_limit=_bytes(memory_limit),
             greedy_hours=greedy_hours,
             weights=settled(weights) if weights else None,
+            optimizer=optimizer.value,
         )
         command = shlex.join(["ordain", *sys.argv[1:]])
         with _stoppable(folder), displaying(config.epochs) as report:

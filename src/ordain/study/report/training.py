@@ -100,7 +100,8 @@ def _facts(run: Run) -> str:
     told = [
         f"{count_text(count)} {unit.format('s' * (count != 1))}" for unit, count in counts.items() if count is not None
     ]
-    return "; ".join([examples, *told] if examples else told)
+    stepped = ["AdamW"] if config.get("optimizer") == "adamw" else []
+    return "; ".join([*([examples] if examples else []), *told, *stepped])
 
 
 def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ordain.errors import InputError
 
-__all__ = ["RunConfig", "merged"]
+__all__ = ["Optimizer", "RunConfig", "merged"]
 
 Protocol = Literal["tuned", "paper"]
+Optimizer = Literal["sgd", "adamw"]
 _GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
 
 
@@ -24,8 +25,8 @@ class RunConfig:
         seeds: of the initial weights and of the orders.
         epochs: passes over the training set.
         batch_size: examples to a step.
-        momentum: of SGD.
-        weight_decay: of SGD.
+        momentum: of SGD; AdamW has torch's betas.
+        weight_decay: of the optimizer.
         plateau: the paper's schedule of WikiText-2.
         clip: the largest norm of a batch's gradient.
         study: ``"training"``, or the ablation that chose the arms.
@@ -37,6 +38,7 @@ class RunConfig:
         memory_limit: bytes that Greedy and Herding may store.
         greedy_hours: refuse Greedy where a job's herding would take longer, as estimated.
         weights: what a BERT starts from: a folder, or a model of the hub.
+        optimizer: what steps with the gradients; orders balance the gradients themselves, whatever it is.
     """
 
     task: str
@@ -58,6 +60,7 @@ class RunConfig:
     memory_limit: int = 2 * 2**30
     greedy_hours: float = 1.0
     weights: str | None = None
+    optimizer: Optimizer = "sgd"
 
     def to_json(self) -> dict[str, Any]:
         """Numbers, strings and lists."""
@@ -67,6 +70,8 @@ class RunConfig:
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
         """What :meth:`to_json` gave; ``where`` is what errors call it."""
         names = {field.name for field in fields(cls)}
+        if isinstance(saved, dict):
+            saved = {"optimizer": "sgd"} | saved  # older runs had no other
         if not isinstance(saved, dict) or set(saved) != names:
             differing = sorted(names.symmetric_difference(saved)) if isinstance(saved, dict) else []
             raise InputError(
