@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import ordain
+from ordain.study.commands.claims import claims
 from ordain.study.commands.data import data
 from ordain.study.commands.demo import demo
 from ordain.study.commands.herd import herd
@@ -38,6 +39,7 @@ def _main(
 app.command()(herd)
 app.command()(demo)
 app.command()(report)
+app.command()(claims)
 app.command()(run)
 app.command()(simulate_ranks)
 app.command()(tasks)

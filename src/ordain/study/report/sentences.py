@@ -9,7 +9,7 @@ from ordain.study.report.text import number, p_text, places
 from ordain.study.report.views import TRAIN, Entry, Metric, View
 from ordain.study.runs.arms import is_baseline
 
-__all__ = ["OUT", "Sentence", "headline", "sentences"]
+__all__ = ["OUT", "Sentence", "headline", "numbers", "sentences"]
 
 _LEADS = {
     HELPS: "{} helps",
@@ -58,16 +58,17 @@ def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: 
     lead = _LEADS[said].format(label if said in (HELPS, WORSE, SAME) else entry.arm.label)
     if comparison.difference is None:
         return Sentence(said, lead, f"there is no {metric.title} that both have for the same seed.")
-    return Sentence(said, lead, _numbers(entry, baseline, metric, comparison))
+    return Sentence(said, lead, numbers(entry, baseline, metric, comparison))
 
 
-def _numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Comparison) -> str:
+def numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Comparison, *, whose: str = "RR") -> str:
+    """What an arm reached against another (``whose``), and whether that is luck."""
     ours, theirs = (_mean_over(of, metric, comparison.seeds) for of in (entry, baseline))
     name, _, unit = metric.title.partition(", ")
     unit = f" {unit}" if unit else ""
     decimals = 2 if unit else places([ours, theirs])
-    reached = f"final {name} {number(ours, decimals)}{unit} against RR's {number(theirs, decimals)}{unit}"
-    rates = f"rate {entry.rate:g}" + ("" if entry.rate == baseline.rate else f", RR at {baseline.rate:g}")
+    reached = f"final {name} {number(ours, decimals)}{unit} against {whose}'s {number(theirs, decimals)}{unit}"
+    rates = f"rate {entry.rate:g}" + ("" if entry.rate == baseline.rate else f", {whose} at {baseline.rate:g}")
     told = [f"{reached}, {_gap(ours - theirs, theirs, decimals, unit)}", _test(comparison)]
     return "; ".join([*told, _seeds(entry, baseline, comparison.seeds), rates]) + "."
 
@@ -88,7 +89,9 @@ def _percent(share: float) -> str:
 def _test(comparison: Comparison) -> str:
     if comparison.p is None:
         return "nothing to test"
-    named = {"p": p_text(comparison.p), "Holm p": p_text(comparison.holm)}
+    named = {"p": p_text(comparison.p)}
+    if comparison.holm is not None:  # one comparison alone has none
+        named["Holm p"] = p_text(comparison.holm)
     return ", ".join(f"{name} {text}" if text.startswith("<") else f"{name} = {text}" for name, text in named.items())
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "say", "tabulate"]
+__all__ = ["draw", "n_exponents", "say", "tabulate"]
 
 Floats = NDArray[np.float64]
 
@@ -182,6 +182,17 @@ def tabulate(config: Any, records: list[Record]) -> Table:
 def _cell(fitted: Slope | None, metric: str, order: str, axis: str) -> str:
     paper = _PAPER[metric].get(order)
     return f"{fitted or '-'}" + (f" ({paper[axis == 'n']})" if paper else "")
+
+
+def n_exponents(config: Any, records: list[Record]) -> dict[str, dict[str, Slope | None]]:
+    """By problem and order: with what power of n the error falls, in the quantity that the paper's rate is of."""
+    return {
+        name: {
+            order: _curve(records, config, name, order, "gradient" if name == _NOISY else "gap", "n").slope
+            for order in config.orders
+        }
+        for name in config.problems
+    }
 
 
 def say(config: Any, records: list[Record]) -> list[str]:

@@ -89,17 +89,18 @@ class Study(Generic[Config]):
 
     def figures(self, folder: Path) -> dict[str, Figure]:
         """The figures of a folder, by name."""
-        return self._shown(self.draw, folder)
+        return self.shown(self.draw, folder)
 
     def table(self, folder: Path) -> Table:
         """Headings and rows of a folder."""
-        return self._shown(self.tabulate, folder)
+        return self.shown(self.tabulate, folder)
 
     def sentences(self, folder: Path) -> list[str]:
         """What a folder's records say."""
-        return self._shown(self.say, folder)
+        return self.shown(self.say, folder)
 
-    def _shown(self, show: Callable[[Config, list[Record]], Shown], folder: Path) -> Shown:
+    def shown(self, show: Callable[[Config, list[Record]], Shown], folder: Path) -> Shown:
+        """What ``show`` makes of a folder's records; those of another kind are an error that names the file."""
         config, records = self._load(folder)
         try:
             return show(config, records)

@@ -1,0 +1,215 @@
+"""The page of claims as files: ``README.md`` and ``index.html`` in the folder of runs, and its figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ordain.errors import InputError
+from ordain.study.claims import memory, training, vectors
+from ordain.study.claims.evidence import Evidence
+from ordain.study.claims.finding import FAILS, HOLDS, OPEN, Claim, Finding
+from ordain.study.claims.pays import Gain, gains, pays_figure
+from ordain.study.claims.reasons import reasons
+from ordain.study.files import write_bytes
+from ordain.study.report import markdown
+from ordain.study.report.content import Table, count_text, value_text
+from ordain.study.report.figures import Drawn, draw
+from ordain.study.report.page import embedded, render
+from ordain.study.report.text import NOTHING, p_text
+from ordain.study.runs.header import TRAINING, Header, read_header
+from ordain.study.tasks.catalogue import TASKS
+
+__all__ = ["Page", "read_claims", "write_claims"]
+
+_CLAIMS = (*training.CLAIMS, *memory.CLAIMS, *vectors.CLAIMS)
+_NAMES = (*training.PAPER_TASKS, *training.TABLES)
+_FIGURE = "when-it-pays"
+_NOTE = "note.md"  # in the folder, and in that of a run: what no record can say
+_HEADINGS = ("claim", "verdict", "the paper", "measured", "figure")
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page says; ``notes`` by run, "" for those on all."""
+
+    found: list[tuple[Claim, Finding]]
+    figure: Drawn | None
+    pays: Table
+    reasons: list[str]
+    runs: list[Header]
+    names: list[str]
+    notes: dict[str, str]
+
+    @property
+    def headline(self) -> str:
+        """How many claims came to which verdict."""
+        said = [finding.verdict for _, finding in self.found]
+        counts = ", ".join(f"{said.count(verdict)} {word}" for verdict, word in _COUNTED.items())
+        return f"Of {len(said)} claims: {counts}."
+
+
+_COUNTED = {HOLDS: "hold", FAILS: "do not hold", OPEN: "cannot be told"}
+
+
+def write_claims(folder: Path) -> Page:
+    """Write the page on the runs in ``folder`` into it.
+
+    Raises:
+        InputError: no run there, or records that cannot be read. Nothing has been written then.
+    """
+    page = read_claims(folder)
+    if page.figure:
+        write_bytes(folder / f"{_FIGURE}.png", page.figure.png)
+    write_bytes(folder / "README.md", _markdown(folder, page).encode())
+    write_bytes(folder / "index.html", render("claims.html", **_values(folder, page)).encode())
+    return page
+
+
+def read_claims(folder: Path) -> Page:
+    """What the runs in ``folder`` say on each claim."""
+    names = sorted(path.parent.name for path in folder.glob("*/config.json") if not path.parent.name.startswith("."))
+    if not names:
+        raise InputError(
+            f"{folder}, in which there is no run",
+            expected="a folder of runs' folders, named after their tasks and studies",
+            remedy="See results/run for the commands.",
+        )
+    evidence = Evidence(folder)
+    found = gains(evidence, _NAMES)
+    drawn = pays_figure(found, {name: TASKS[name].title for name in _NAMES})
+    words = "What GraB gains over RR at each learning rate, in epochs and in processor seconds, for each task"
+    return Page(
+        [(claim, claim.find(evidence)) for claim in _CLAIMS],
+        draw(_FIGURE, words, drawn) if drawn else None,
+        _pays_table(found),
+        reasons(evidence, _NAMES, found),
+        [read_header(folder / name) for name in names],
+        names,
+        {name: text for name in ("", *names) if (text := _note(folder / name))},
+    )
+
+
+def _note(folder: Path) -> str:
+    path = folder / _NOTE
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def _pays_table(found: list[Gain]) -> Table:
+    rows = [
+        (
+            gain.run,
+            {"grab": "GraB", "grab-pair": "GraB, pairs"}[gain.arm],
+            f"{gain.rate:g}" + (" (RR's best)" if gain.best else ""),
+            _times(gain.epochs),
+            _times(gain.seconds),
+            f"{100 * gain.relative:+.2f} %",
+            p_text(gain.loss.p),
+            str(len(gain.loss.seeds)),
+        )
+        for gain in found
+    ]
+    headings = ("run", "order", "rate", "epochs", "processor seconds", "final training loss", "p", "seeds")
+    return Table("When does it pay?", headings, rows)
+
+
+def _times(ratios: tuple[float, ...]) -> str:
+    """The median seed's; it never got there if that is 0."""
+    if not ratios:
+        return NOTHING
+    middle = sorted(ratios)[(len(ratios) - 1) // 2]
+    return f"{middle:.2f} times fewer" if middle else "never"
+
+
+def _facts(header: Header) -> str:
+    """Seeds, epochs and what was reduced."""
+    config, problem = header.config, header.problem
+    if header.kind != TRAINING:
+        return f"{config.get('seeds', '?')} seeds"
+    told = [f"{len(config.get('seeds', []))} seeds", f"{config.get('epochs')} epochs"]
+    told.append(f"rates {value_text(config.get('rates', []))}")
+    told.append(f"batches of {config.get('batch_size')}")
+    if config.get("optimizer", "sgd") != "sgd":
+        told.append(str(config["optimizer"]))
+    if config.get("limit") is not None:
+        whole = TASKS[header.task].examples if header.task in TASKS else None
+        told.append(f"REDUCED to {count_text(problem.get('train'))} of {count_text(whole)} training examples")
+    return ", ".join(told)
+
+
+def _machine(headers: list[Header]) -> list[str]:
+    """Each machine and set of versions that the runs were made with, once."""
+    found = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers]
+    return list(dict.fromkeys(found))
+
+
+def _markdown(folder: Path, page: Page) -> str:
+    parts = ["# Results\n", markdown.escape(page.headline) + " Each verdict, number and p below comes from the records"]
+    parts[-1] += " beside this file: `ordain claims FOLDER` wrote it, and `index.html` says the same.\n"
+    parts.append(page.notes.get("", "") + "\n")
+    parts.append("## When does it pay?\n")
+    if page.figure:
+        parts.append(markdown.pictures([(page.figure.text, f"{_FIGURE}.png")]))
+    parts.append(f"{_HOW_PAYS}\n")
+    parts.append(markdown.table(page.pays.headings, page.pays.rows))
+    parts += ["## The paper's claims\n", f"{_HOW_CLAIMS}\n"]
+    lines = ["| " + " | ".join(_HEADINGS) + " |", "| --- |" + " --- |" * (len(_HEADINGS) - 1)]
+    for claim, finding in page.found:
+        measured = "<br>".join(markdown.cell(line) for line in finding.measured)
+        shown = f"[figure]({quote(finding.figure)})" if finding.figure else NOTHING
+        cells = (markdown.cell(claim.title), f"**{finding.verdict}**", markdown.cell(claim.paper), measured, shown)
+        lines.append("| " + " | ".join(cells) + " |")
+    parts.append("\n".join(lines) + "\n")
+    parts += ["## Where it differs, and why\n", markdown.bullets(page.reasons)]
+    parts.append("## Runs\n")
+    lines = ["| run | what | command |", "| --- | --- | --- |"]
+    for name, header in zip(page.names, page.runs, strict=True):
+        report = folder / name / "report" / "report.md"
+        link = f"[{name}]({quote(name)}/report/report.md)" if report.is_file() else name
+        note = f" {page.notes[name]}" if name in page.notes else ""
+        ran = "<br>".join(f"`{made.command}`" for made in header.made)
+        lines.append(f"| {link} | {markdown.cell(_facts(header))}.{note} | {ran} |")
+    parts.append("\n".join(lines) + "\n")
+    parts += ["Made with:\n", markdown.bullets(_machine(page.runs))]
+    return "\n".join(part for part in parts if part.strip())
+
+
+_HOW_PAYS = (
+    "How many times fewer epochs, or processor seconds, GraB needs until it is within a thousandth of the lowest "
+    "training loss that RR reaches at the same rate and seed (median seed; in the figure every seed, faint). Below 1 it needs more. The final training "
+    "loss is against RR's at that rate; p is of a paired t test over seeds."
+)
+_HOW_CLAIMS = (
+    "A claim holds, or does not, by paired t tests over at least five seeds at p < 0.01 (Holm's p beside it is "
+    "corrected for the number of orders); a claim on several tasks holds if it does on each, and does not if one contradicts it. "
+    "Everything else is “cannot tell”. All orders start from the same weights and, but for retraining, the same first "
+    "epoch; units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; “own best rate” "
+    "tunes each order."
+)
+
+
+def _values(folder: Path, page: Page) -> dict[str, Any]:
+    """What the template needs."""
+    kinds = {HOLDS: "good", FAILS: "bad", OPEN: "open"}
+    runs = [
+        {
+            "name": name,
+            "link": f"{quote(name)}/report/report.md" if (folder / name / "report" / "report.md").is_file() else None,
+            "facts": _facts(header),
+            "note": page.notes.get(name, ""),
+            "commands": [made.command for made in header.made],
+        }
+        for name, header in zip(page.names, page.runs, strict=True)
+    ]
+    return {
+        "page": page,
+        "figure": embedded(page.figure) if page.figure else None,
+        "claims": [(claim, finding, kinds[finding.verdict]) for claim, finding in page.found],
+        "runs": runs,
+        "machines": _machine(page.runs),
+        "how_pays": _HOW_PAYS,
+        "how_claims": _HOW_CLAIMS,
+        "note": page.notes.get("", ""),
+    }
