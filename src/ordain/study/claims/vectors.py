@@ -50,7 +50,7 @@ def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
 
 
 def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
-    """At the largest n: greedy of the proof is worse than random. That Algorithm 1 is not leaves it open: others may be."""
+    """At the largest n: is greedy of the proof worse than random? If Algorithm 1 is not, that leaves it open."""
     last = [r for r in records if r["n"] == config.sizes[-1]]
     mean = {order: np.mean([r[order] for r in last]) for order in ("random", "greedy", "greedy-centred")}
     yield bool(mean["greedy"] > mean["random"])

@@ -178,15 +178,15 @@ def _markdown(folder: Path, page: Page) -> str:
 
 _HOW_PAYS = (
     "How many times fewer epochs, or processor seconds, GraB needs until it is within a thousandth of the lowest "
-    "training loss that RR reaches at the same rate and seed (median seed; in the figure every seed, faint). Below 1 it needs more. The final training "
-    "loss is against RR's at that rate; p is of a paired t test over seeds."
+    "training loss that RR reaches at the same rate and seed (median seed; in the figure every seed, faint). Below 1 "
+    "it needs more. The final training loss is against RR's at that rate; p is of a paired t test over seeds."
 )
 _HOW_CLAIMS = (
     "A claim holds, or does not, by paired t tests over at least five seeds at p < 0.01 (Holm's p beside it is "
-    "corrected for the number of orders); a claim on several tasks holds if it does on each, and does not if one contradicts it. "
-    "Everything else is “cannot tell”. All orders start from the same weights and, but for retraining, the same first "
-    "epoch; units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; “own best rate” "
-    "tunes each order."
+    "corrected for the number of orders). A claim on several tasks holds if it does on each, and does not if one "
+    "contradicts it. Everything else is “cannot tell”. All orders start from the same weights and, but for retraining, "
+    "the same first epoch; units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; "
+    "“own best rate” tunes each order."
 )
 
 
