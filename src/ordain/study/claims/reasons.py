@@ -53,7 +53,7 @@ def _wander(name: str, theirs: Entry | None, ours: Entry | None) -> str:
         return ""
     return (
         f"Last iterates, {name}, rate {theirs.rate:g}: over the last {_LAST} epochs the training loss leaves its trend "
-        f"by {100 * (sizes[0] or 0):.2g} % under GraB and {100 * (sizes[1] or 0):.2g} % under RR (mean over seeds)."
+        f"by {100 * (sizes[0] or 0):.2f} % under GraB and {100 * (sizes[1] or 0):.2f} % under RR (mean over seeds)."
     )
 
 

@@ -22,9 +22,9 @@ from ordain.study.report.text import NOTHING, p_text
 from ordain.study.runs.header import TRAINING, Header, read_header
 from ordain.study.tasks.catalogue import TASKS
 
-__all__ = ["Page", "read_claims", "write_claims"]
+__all__ = ["CLAIMS", "Page", "read_claims", "write_claims"]
 
-_CLAIMS = (*training.CLAIMS, *memory.CLAIMS, *vectors.CLAIMS)
+CLAIMS = (*training.CLAIMS, *memory.CLAIMS, *vectors.CLAIMS)
 _NAMES = (*training.PAPER_TASKS, *training.TABLES)
 _FIGURE = "when-it-pays"
 _NOTE = "note.md"  # in the folder, and in that of a run: what no record can say
@@ -82,7 +82,7 @@ def read_claims(folder: Path) -> Page:
     drawn = pays_figure(found, {name: TASKS[name].title for name in _NAMES})
     words = "What GraB gains over RR at each learning rate, in epochs and in processor seconds, for each task"
     return Page(
-        [(claim, claim.find(evidence)) for claim in _CLAIMS],
+        [(claim, claim.find(evidence)) for claim in CLAIMS],
         draw(_FIGURE, words, drawn) if drawn else None,
         _pays_table(found),
         reasons(evidence, _NAMES, found),
