@@ -202,14 +202,16 @@ def test_the_page(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "mnist" / "config.json").read_text())
     (tmp_path / "mnist" / "config.json").write_text(json.dumps(config | {"command": evil}))
     (tmp_path / "note.md").write_text("All of it was run on a Tuesday.\n")
-    (tmp_path / "mnist" / "note.md").write_text("Of the first thousand images.\n")
+    (tmp_path / "mnist" / "note.md").write_text("Of the [first](a.png) thousand images.\n")
     result = CliRunner().invoke(cli.app, ["claims", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert f"- {FASTER}: {HOLDS}" in result.output
     text, page = ((tmp_path / name).read_text() for name in ("README.md", "index.html"))
-    for told in ("on a Tuesday", "first thousand images", "REDUCED to 900 of 54,000", FASTER):
+    for told in ("on a Tuesday", "thousand images", "REDUCED to 900 of 54,000", FASTER):
         assert told in text
         assert told in page
+    assert "[first](a.png) thousand" in text
+    assert "first thousand" in page
     assert "<script>" not in page
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     counts = {line.replace(r"\|", "").count("|") for line in rows if "**" in line}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ CLAIMS = (*training.CLAIMS, *memory.CLAIMS, *vectors.CLAIMS)
 _NAMES = (*training.PAPER_TASKS, *training.TABLES)
 _FIGURE = "when-it-pays"
 _NOTE = "note.md"  # in the folder, and in that of a run: what no record can say
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _HEADINGS = ("claim", "verdict", "the paper", "measured", "figure")
 
 
@@ -190,6 +192,15 @@ _HOW_CLAIMS = (
 )
 
 
+def _plain(note: str) -> str:
+    """A note's words, without the little Markdown that it may have.
+
+    >>> _plain("See [the figure](a.png) of `mnist`.")
+    'See the figure of mnist.'
+    """
+    return _LINK.sub(r"\1", note).replace("`", "")
+
+
 def _values(folder: Path, page: Page) -> dict[str, Any]:
     """What the template needs."""
     kinds = {HOLDS: "good", FAILS: "bad", OPEN: "open"}
@@ -198,7 +209,7 @@ def _values(folder: Path, page: Page) -> dict[str, Any]:
             "name": name,
             "link": f"{quote(name)}/report/report.md" if (folder / name / "report" / "report.md").is_file() else None,
             "facts": _facts(header),
-            "note": page.notes.get(name, ""),
+            "note": _plain(page.notes.get(name, "")),
             "commands": [made.command for made in header.made],
         }
         for name, header in zip(page.names, page.runs, strict=True)
@@ -211,5 +222,5 @@ def _values(folder: Path, page: Page) -> dict[str, Any]:
         "machines": _machine(page.runs),
         "how_pays": _HOW_PAYS,
         "how_claims": _HOW_CLAIMS,
-        "note": page.notes.get("", ""),
+        "note": _plain(page.notes.get("", "")),
     }
