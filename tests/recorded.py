@@ -33,7 +33,7 @@ def call(*words: Any) -> Any:
 def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start worker processes from one that has imported what they need, which is most of what starting them takes.
 
-    They get their jobs, fail and end as those that are spawned, which test_runs has.
+    They get their jobs, fail and end as those that are spawned, which the test of a true SIGKILL has.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ordain.study.runs.team", "ordain._layer", "sklearn.datasets", "torch._dynamo"])

@@ -17,8 +17,6 @@ from ordain import GraB, RandomReshuffling
 from ordain.distributed import Distributed
 from ordain.distributed.deal import dealt
 
-pytestmark = pytest.mark.xdist_group("ddp")  # one start of four processes serves all
-
 
 class Averaging(torch.nn.Module):
     """What DistributedDataParallel does, for threads."""

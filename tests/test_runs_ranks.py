@@ -25,7 +25,6 @@ EXACT = ("rr", "grab", "grab-pair")
 TOGETHER = ("rr+2", "grab+2", "grab-pair+2", "grab+2-sum", "grab+2-independent")
 CONFIG = replace(DIGITS, arms=(*EXACT, *TOGETHER), limit=80)  # 80 examples go round
 FEATURES, CLASSES = 64, 10
-pytestmark = pytest.mark.xdist_group("study")  # one run serves all
 
 
 @pytest.fixture(scope="module", autouse=True)
