@@ -8,8 +8,10 @@ READY := .venv/.ready
 demo: $(READY)
 	$(BIN)/ordain demo --out demo-out
 
+# A file's tests stay in one process, so that what its fixtures start is started once. In alphabetical order: what takes
+# longest is not left to the end.
 test: lint
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What hypothesis looks for, with other examples every time, and thirty times as many.
 test-nightly: $(READY)

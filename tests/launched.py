@@ -1,4 +1,4 @@
-"""Worker scripts under tests/workers, started by torchrun on this machine."""
+"""Scripts of several ranks, started on this machine: those under tests/workers, and the examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ WORKERS = Path(__file__).parent / "workers"
 TIMEOUT = 240  # seconds: what hangs is a failure
 
 
-def launched(script: str, *args: Any, ranks: int, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run ``script`` on so many ranks and wait for its end."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [f"--max-restarts={restarts}", str(WORKERS / script), *map(str, args)]
+def launched(
+    script: str | Path, *args: Any, ranks: int, restarts: int = 0, torchrun: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` on so many ranks and wait for its end.
+
+    By torchrun if asked for, or if ranks that end are to be started again. Else as forks of one process, where that is
+    safe: most of such a test is the import of torch, by torchrun and by each rank.
+    """
+    if torchrun or restarts or sys.platform != "linux":
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += [f"--max-restarts={restarts}"]
+    else:
+        command = [str(WORKERS / "forked.py"), str(ranks)]
+    command = [sys.executable, *command, str(WORKERS / script), *map(str, args)]
     paths = [str(Path(ordain.__file__).parents[1]), str(Path(__file__).parent)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     # A store of its own for each restart: the one that is shared with torchrun keeps addresses of ranks that are gone.

@@ -1,11 +1,13 @@
-"""Shared by tests of runs: commands in this process, and records without what differs from run to run."""
+"""Shared by tests of runs: commands in this process, worker processes, records without what differs by run."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from ordain.study import cli
@@ -26,6 +28,16 @@ DIGITS = RunConfig(
 
 def call(*words: Any) -> Any:
     return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start worker processes from one that has imported what they need, which is most of what starting them takes.
+
+    They get their jobs, fail and end as those that are spawned, which the test of a true SIGKILL has.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ordain.study.runs.team", "ordain._layer", "sklearn.datasets", "torch._dynamo"])
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.__getitem__)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

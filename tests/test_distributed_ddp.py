@@ -1,16 +1,14 @@
-"""DistributedDataParallel over gloo, started by torchrun: the same orders and weights as one process."""
+"""DistributedDataParallel over gloo: the same orders and weights as one process."""
 
 from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launched import launched
 from thread_ranks import ThreadRanks, run_ranks
 from torch.utils.data import TensorDataset
 from workers.ddp_exact import EPOCHS, made, scenarios, train
@@ -18,9 +16,6 @@ from workers.ddp_exact import EPOCHS, made, scenarios, train
 from ordain import GraB, RandomReshuffling
 from ordain.distributed import Distributed
 from ordain.distributed.deal import dealt
-
-pytestmark = pytest.mark.xdist_group("ddp")  # one start of four processes serves all
-WORKER = Path(__file__).parent / "workers" / "ddp_exact.py"
 
 
 class Averaging(torch.nn.Module):
@@ -48,18 +43,7 @@ EXACT = [name for name in ALL if name.split("-")[0] not in ("sum", "independent"
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks found, by scenario."""
     out = tmp_path_factory.mktemp("ranks")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=4",
-        str(WORKER),
-        str(out),
-    ]
-    done = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = launched("ddp_exact.py", out, ranks=4)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(4)]
 

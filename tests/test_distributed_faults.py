@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from launched import launched
 
-pytestmark = [
-    pytest.mark.xdist_group("ranks"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="the scenarios run in forked processes"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the scenarios run in forked processes")
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ from ordain import FlipFlop, GraB
 from ordain.distributed import stateful
 from ordain.errors import StateError
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:

@@ -9,10 +9,7 @@ import pytest
 import torch.distributed.fsdp
 from launched import launched
 
-pytestmark = [
-    pytest.mark.xdist_group("ranks"),
-    pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="this torch has no FSDP2"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="this torch has no FSDP2")
 
 
 def test_sharded_models(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_a_model_moved_after_construction() -> None:
     """A second device is not to be had everywhere: the order is told that it was made on another."""
     model = small_model()
     order = GraB(model, 6)
-    order._source._like = torch.empty(0, dtype=torch.float64, device="meta")
+    order._source._hooks._device = torch.device("meta")
     with pytest.raises(StateError, match=r"now of torch\.float64 on cpu; expected torch\.float64 on meta"):
         model(Regression(6).x)
     order.detach()

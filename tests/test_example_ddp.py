@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launched import launched
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -22,11 +20,9 @@ BATCH, RATE = 64, 0.01  # the example's own
 LINE = re.compile(r"epoch (\d): loss (\d\.\d+), the order sent ([\d,]+) bytes a step")
 
 
-def ran(folder: Path, *words: str) -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)]
-    options = ["--data-dir", str(folder / "no-data"), "--checkpoint", str(folder / "run.pt")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([*launch, *options, *words], capture_output=True, text=True, check=False, env=environment)  # noqa: S603
+def ran(folder: Path, *words: str, torchrun: bool = False) -> list[str]:
+    options = ["--data-dir", folder / "no-data", "--checkpoint", folder / "run.pt"]
+    ended = launched(EXAMPLE, *options, *words, ranks=2, torchrun=torchrun)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -61,7 +57,8 @@ def one_process(epochs: int) -> list[float]:
 
 
 def test_two_processes_and_resume(tmp_path: Path) -> None:
-    first, rest = ran(tmp_path, "--epochs", "1"), ran(tmp_path, "--epochs", "2", "--resume")
+    first = ran(tmp_path, "--epochs", "1", torchrun=True)
+    rest = ran(tmp_path, "--epochs", "2", "--resume")
     assert first[0] == rest[0] == "digits: 1,797 examples, 2 ranks, 64 examples a step"
     told = [LINE.fullmatch(line) for line in (*first[1:], *rest[1:])]
     assert [match and match[1] for match in told] == ["1", "2"]

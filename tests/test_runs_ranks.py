@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded import DIGITS, call, record, repeatable
+from recorded import DIGITS, call, fork_workers, record, repeatable
 
 from ordain.errors import InputError
 from ordain.study.runs.arms import parse
@@ -24,6 +25,13 @@ EXACT = ("rr", "grab", "grab-pair")
 TOGETHER = ("rr+2", "grab+2", "grab-pair+2", "grab+2-sum", "grab+2-independent")
 CONFIG = replace(DIGITS, arms=(*EXACT, *TOGETHER), limit=80)  # 80 examples go round
 FEATURES, CLASSES = 64, 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

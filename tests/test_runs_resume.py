@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import DIGITS, call, repeatable
+from recorded import DIGITS, call, fork_workers, repeatable
 
 from ordain.errors import InputError
 from ordain.study.runs.config import RunConfig
@@ -172,8 +172,9 @@ def test_sigkill(tmp_path: Path, whole: dict[str, Any]) -> None:
     assert repeatable(tmp_path / "run")[name] == whole[name]
 
 
-def test_a_worker_that_dies_is_reported(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its job fails, the other goes on, and the same run does it again."""
+    fork_workers(monkeypatch)
     config = replace(CONFIG, arms=("rr", "so"), seeds=(0, 1), epochs=1)
     killed: list[Job] = []
 

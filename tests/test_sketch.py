@@ -38,15 +38,13 @@ ALL = [
 
 
 def matrix(layout: Sequence[tuple[int, int, int]], d: int, k: int, seed: int) -> Tensor:
-    """S ``[k, d]`` for parameters (offset, rows, cols), an entry at a time."""
+    """S ``[k, d]`` for parameters (offset, rows, cols): one entry a column, and no convolution."""
     found = np.zeros((k, d))
     for offset, rows, cols in layout:
-        words = [int(word) for word in _rng.hashes(rows + cols, seed=seed, stream=offset)]
-        place, sign = [(word >> 1) % k for word in words], [1 - 2 * (word & 1) for word in words]
-        for r in range(rows):
-            for c in range(cols):
-                at = (place[r] + place[rows + c]) % k
-                found[at, offset + r * cols + c] = sign[r] * sign[rows + c]
+        words = _rng.hashes(rows + cols, seed=seed, stream=offset)
+        place, sign = ((words >> 1) % k).astype(np.int64), 1 - 2 * (words & 1).astype(np.int64)
+        at = (place[:rows, None] + place[rows:]) % k
+        found[at.ravel(), offset + np.arange(rows * cols)] = (sign[:rows, None] * sign[rows:]).ravel()
     return torch.from_numpy(found)
 
 
