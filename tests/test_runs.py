@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded import DIGITS, call, fork_workers, record, repeatable
+from recorded import DIGITS, call, record, repeatable
 from standard_files import write_mnist
 from torch import nn
 
@@ -122,8 +122,7 @@ def test_adamw_is_the_loop_too(tmp_path: Path) -> None:
         run(replace(config, optimizer="sgd", seeds=(1,)), tmp_path)
 
 
-def test_processes_give_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_workers(monkeypatch)
+def test_processes_give_the_same_records(tmp_path: Path) -> None:
     config = replace(DIGITS, arms=("rr", "so", "flipflop"), epochs=1)
     run(config, tmp_path / "here")
     outcome = run(config, tmp_path / "there", jobs=2)
