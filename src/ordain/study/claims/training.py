@@ -7,10 +7,12 @@ from functools import partial
 
 from ordain.study.claims.evidence import Evidence
 from ordain.study.claims.finding import FAILS, HOLDS, OPEN, Claim, Finding, together
+from ordain.study.claims.reasons import LAST
 from ordain.study.report.rows import rows
 from ordain.study.report.sentences import numbers
 from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, mean, verdict
-from ordain.study.report.views import TRAIN, VALID, Metric, View
+from ordain.study.report.text import p_text
+from ordain.study.report.views import TRAIN, VALID, Entry, Metric, View
 from ordain.study.runs.arms import BASELINE
 
 __all__ = ["CLAIMS", "PAPER_TASKS", "TABLES"]
@@ -37,6 +39,7 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     if view is None or comparison is None or ours is None or theirs is None:
         return Finding(OPEN, (_NOT_RUN,))
     said = [f"At RR's best rate: {numbers(ours, theirs, metric, comparison)}"]
+    said += _settled(ours, theirs, metric)
     if metric is TRAIN:
         said += _sooner(view)
     tuned = evidence.tuned(task)
@@ -49,6 +52,23 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     file = "train-loss" if metric is TRAIN else "valid-loss"
     figure = evidence.figure(task, f"rr-{file}-epochs")
     return Finding(words.get(verdict(comparison), OPEN), tuple(said), figure)
+
+
+def _settled(ours: Entry, theirs: Entry, metric: Metric) -> list[str]:
+    """The mean over the last epochs, in which the noise of the last iterate is less; told, and no part of a verdict."""
+    found = compare(_late(ours, metric), _late(theirs, metric))
+    base = mean(theirs.finals(metric))
+    if found.difference is None or found.p is None or not base:
+        return []
+    word = "lower" if found.difference < 0 else "higher"
+    share = f"{100 * abs(found.difference) / base:.2g} % {word} than RR's"
+    return [f"Mean over the last {LAST} epochs: {share} (p = {p_text(found.p)})."]
+
+
+def _late(entry: Entry, metric: Metric) -> dict[int, float | None]:
+    """By seed, the mean over the last epochs of a job that has more than those."""
+    jobs = {seed: job.epochs[-LAST:] for seed, job in entry.jobs.items() if len(job.epochs) > LAST + 1}
+    return {seed: mean([v for epoch in late if (v := metric.get(epoch)) is not None]) for seed, late in jobs.items()}
 
 
 def _sooner(view: View) -> list[str]:
