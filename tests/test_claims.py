@@ -16,6 +16,7 @@ from ordain.study.claims import pays, reasons
 from ordain.study.claims.evidence import Evidence
 from ordain.study.claims.finding import FAILS, HOLDS, OPEN
 from ordain.study.claims.write import CLAIMS, write_claims
+from ordain.study.report.views import TRAIN
 from ordain.study.vectors import run_study
 
 SHIFTS = [0.0, 0.03, -0.02, 0.01, -0.01]  # of a seed, shared by all orders
@@ -240,3 +241,20 @@ def test_no_runs(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "no run" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_says_what_the_records_say() -> None:
+    root = Path(__file__).parent.parent
+    told = " ".join((root / "README.md").read_text().split())
+    evidence = Evidence(root / "results")
+    at = {gain.rate: gain for gain in pays.gains(evidence, ["mnist"]) if gain.arm == "grab"}
+    large, best = at[0.1], at[0.01]
+    assert best.best
+    middle = {rate: float(np.median(gain.epochs)) for rate, gain in at.items()}
+    assert f"GraB needs {middle[0.1]:.1f} times fewer epochs and ends {-100 * large.relative:.0f} % lower" in told
+    assert f"{middle[0.01]:.1f} times fewer and {-100 * best.relative:.1f} % lower (p = {best.loss.p:.2g}" in told
+    tuned = evidence.tuned("mnist")
+    assert tuned is not None
+    found = tuned.comparisons(TRAIN)["grab"]
+    base = np.mean(tuned.entries["rr"].finals(TRAIN))
+    assert f"GraB ends {-100 * (found.difference or 0) / base:.1f} % lower (p = {found.p:.2g})" in told
