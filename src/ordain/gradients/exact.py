@@ -19,12 +19,13 @@ from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
 from ordain.gradients.composed import join_biases, total
 from ordain.gradients.factored import Factored
-from ordain.gradients.forms import Form
+from ordain.gradients.forms import Biased, Form
 from ordain.gradients.hooks import Hooks, Pass
 from ordain.gradients.memory import shrinking
 from ordain.gradients.params import check_reduction, choose
 from ordain.gradients.rules import rule_for
 from ordain.gradients.rules.fallback import fallback
+from ordain.gradients.rules.linear import linear
 from ordain.gradients.rules.recurrent import cell, recurrent
 
 _TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
@@ -69,7 +70,16 @@ class ExactSource:
         self._like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
+        self._sole = self._sole_layer()
         self._hooks.attach()
+
+    def _sole_layer(self) -> tuple[nn.Linear, list[Tensor]] | None:
+        """The linear layer whose weight and bias are all there is to order by, and those two; None of other models."""
+        module = next(iter(self._rules)) if len(self._rules) == 1 and not self._hooks.sharded else None
+        known = list(self._offsets)
+        if not isinstance(module, nn.Linear) or self._rules[module] is not linear or len(known) != 2:
+            return None
+        return (module, known) if known[0] is module.weight and known[1] is module.bias else None
 
     def detach(self) -> None:
         self._hooks.detach()
@@ -126,6 +136,10 @@ class ExactSource:
         return (*calls, *(p.requires_grad for p in self._offsets))
 
     def _factored(self, record: Pass, grads: list[tuple[int, Tensor]] | None) -> Factored:
+        scale = float(record.size) if self._mean else 1.0
+        sole = self._sole_form(record)
+        if sole is not None:
+            return Factored([(0, sole)], dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
         forms: dict[int, list[Form]] = {}  # by offset
         for module, uses in record.reached.items():
             for use in uses.values():
@@ -142,11 +156,24 @@ class ExactSource:
                 elif p.requires_grad:
                     forms.setdefault(place[0], []).append(form)
         placed = [(offset, total(several)) for offset, several in forms.items()]
-        scale = float(record.size) if self._mean else 1.0
         if grads is not None:
             sparse = {offset for offset, form in placed if form.sparse}
             grads = [one for one in grads if one[0] not in sparse]
         return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self._like, grads=grads)
+
+    def _sole_form(self, record: Pass) -> Form | None:
+        """What the way of all layers comes to for logistic regression, where that way takes as long as the products."""
+        if self._sole is None:
+            return None
+        module, (weight, bias) = self._sole
+        uses = record.reached.get(module, {})
+        same = module._parameters.get("weight") is weight and module._parameters.get("bias") is bias
+        if len(uses) != 1 or not same or not (weight.requires_grad and bias.requires_grad):
+            return None
+        (use,) = uses.values()
+        use.check_versions()
+        a, b = use.input(), use.grad()
+        return Biased(a.unsqueeze(1), b.unsqueeze(1)) if a.ndim == 2 else None
 
     def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
         """Parameters that were not there when the order was made have no place in its vectors."""
