@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, NullLocator
 
 from ordain.study.claims.evidence import Evidence
 from ordain.study.report.curves import FONTS
@@ -21,8 +21,9 @@ from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import DONE, Job, Run
 from ordain.study.style import LEGEND, finish, style
 
-__all__ = ["Gain", "gains", "pays_figure"]
+__all__ = ["Gain", "gains", "pays_figure", "tasks_figure"]
 
+_PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
 ARMS = {"grab": 1, "grab-pair": 2}  # and the place of each style
 _LEAST, _MOST = 1 / 8, 8.0  # of a ratio that is drawn in its place
 _NEAR = 1e-3  # of RR's lowest loss: at small rates all orders end that close, and which is lower is chance
@@ -110,8 +111,35 @@ def _until(job: Job, goal: float) -> tuple[int, float | None] | None:
     return None
 
 
-def pays_figure(found: Sequence[Gain], titles: dict[str, str]) -> Figure | None:
-    """A row for each run: epochs on the left, processor seconds on the right, against the learning rate."""
+def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
+    """All runs at once: what GraB gains, against the learning rate as a multiple of the one that RR does best at."""
+    best = {gain.run: gain.rate for gain in found if gain.best}
+    names = [name for name in titles if name in best]
+    if not names:
+        return None
+    with rc_context(FONTS):
+        figure = Figure(figsize=(7.6, 3.5 + 0.2 * ((len(names) + 1) // 2)), layout="constrained")
+        both = figure.subplots(1, 2, sharey=True)
+        for axes, part in zip(both, _PARTS, strict=True):
+            _scales(axes)
+            axes.axvline(1, color="#999999", linewidth=6, alpha=0.3)
+            for place, name in enumerate(names, 1):
+                of = [gain for gain in found if (gain.run, gain.arm) == (name, "grab") and getattr(gain, part)]
+                at = [gain.rate / best[name] for gain in of]
+                axes.plot(at, [_median(gain, part) for gain in of], label=titles[name], **style(place).line(1))
+            axes.set_title(f"{_PARTS[part].capitalize()}: times fewer than RR")
+            axes.set_xlabel("learning rate / RR's best rate")
+            axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            finish(axes)
+        both[0].set_ylabel("GraB sooner above 1, RR below")
+        handles, labels = both[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
+    return figure
+
+
+def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
+    """A row for each run: every seed, GraB and pairs, against the learning rate."""
     names = list(dict.fromkeys(gain.run for gain in found))
     if not names:
         return None
@@ -120,10 +148,10 @@ def pays_figure(found: Sequence[Gain], titles: dict[str, str]) -> Figure | None:
         grid = figure.subplots(len(names), 2, squeeze=False, sharey=True)
         for row, name in enumerate(names):
             of = [gain for gain in found if gain.run == name]
-            for column, part in enumerate(("epochs", "seconds")):
-                _panel(grid[row, column], of, part)
+            for axes, part in zip(grid[row], _PARTS, strict=True):
+                _panel(axes, of, part)
             grid[row, 0].set_title(titles.get(name, name), fontsize=9.5)
-        grid[0, 1].set_title("the same in processor seconds", fontsize=9.5)
+        grid[0, 1].set_title(f"the same in {_PARTS['seconds']}", fontsize=9.5)
         for axes in grid[-1]:
             axes.set_xlabel("learning rate")
         seen: dict[str, Artist] = {}
@@ -138,10 +166,8 @@ def pays_figure(found: Sequence[Gain], titles: dict[str, str]) -> Figure | None:
 def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
     """Each seed faint, the median joined; below the line RR is sooner."""
     rates = sorted({gain.rate for gain in of})
-    axes.set_xscale("log")
-    axes.set_yscale("log", base=2)
+    _scales(axes)
     axes.set_xlim(rates[0] / 1.8, rates[-1] * 1.8)
-    axes.axhline(1, color="black", linewidth=1.2)
     best = [gain.rate for gain in of if gain.best]
     if best:
         axes.axvline(best[0], color="#999999", linewidth=6, alpha=0.3, label="RR's best rate")
@@ -153,15 +179,26 @@ def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
             each = np.clip(getattr(gain, part), _LEAST, _MOST)
             axes.plot([gain.rate * aside] * len(each), each, look.marker, color=look.color, alpha=0.35, markersize=4)
         if mine:
-            medians = [float(np.clip(np.median(getattr(gain, part)), _LEAST, _MOST)) for gain in mine]
             label = {"grab": "GraB", "grab-pair": "GraB, pairs"}[arm]
-            axes.plot([gain.rate * aside for gain in mine], medians, label=label, **look.line(1))
-    ticks = (_LEAST, 0.25, 0.5, 1.0, 2.0, 4.0, _MOST)
-    axes.set_ylim(_LEAST / 1.25, _MOST * 1.25)
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(ticks, ["never", "1/4", "1/2", "1", "2", "4", "8+"])
+            at = [gain.rate * aside for gain in mine]
+            axes.plot(at, [_median(gain, part) for gain in mine], label=label, **look.line(1))
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     finish(axes)
+
+
+def _scales(axes: Axes) -> None:
+    """Ratios on a log scale, with a line where nothing is gained."""
+    ticks = (_LEAST, 0.25, 0.5, 1.0, 2.0, 4.0, _MOST)
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(_LEAST / 1.25, _MOST * 1.25)
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(ticks, ["never", "1/4", "1/2", "1", "2", "4", "8+"])
+    axes.axhline(1, color="black", linewidth=1.2)
+
+
+def _median(gain: Gain, part: str) -> float:
+    return float(np.clip(np.median(getattr(gain, part)), _LEAST, _MOST))

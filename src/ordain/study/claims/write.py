@@ -12,7 +12,7 @@ from ordain.errors import InputError
 from ordain.study.claims import memory, training, vectors
 from ordain.study.claims.evidence import Evidence
 from ordain.study.claims.finding import FAILS, HOLDS, OPEN, Claim, Finding
-from ordain.study.claims.pays import Gain, gains, pays_figure
+from ordain.study.claims.pays import Gain, gains, pays_figure, tasks_figure
 from ordain.study.claims.reasons import reasons
 from ordain.study.files import write_bytes
 from ordain.study.report import markdown
@@ -27,7 +27,10 @@ __all__ = ["CLAIMS", "Page", "read_claims", "write_claims"]
 
 CLAIMS = (*training.CLAIMS, *memory.CLAIMS, *vectors.CLAIMS)
 _NAMES = (*training.PAPER_TASKS, *training.TABLES)
-_FIGURE = "when-it-pays"
+_FIGURES = {
+    "when-it-pays": (pays_figure, "What GraB gains over RR, in epochs and in processor seconds, by learning rate"),
+    "when-it-pays-by-task": (tasks_figure, "The same for each task by itself: every seed, GraB and pairs"),
+}
 _NOTE = "note.md"  # in the folder, and in that of a run: what no record can say
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _HEADINGS = ("claim", "verdict", "the paper", "measured", "figure")
@@ -38,7 +41,7 @@ class Page:
     """All that the page says; ``notes`` by run, "" for those on all."""
 
     found: list[tuple[Claim, Finding]]
-    figure: Drawn | None
+    figures: list[Drawn]
     pays: Table
     reasons: list[str]
     runs: list[Header]
@@ -63,8 +66,8 @@ def write_claims(folder: Path) -> Page:
         InputError: no run there, or records that cannot be read. Nothing has been written then.
     """
     page = read_claims(folder)
-    if page.figure:
-        write_bytes(folder / f"{_FIGURE}.png", page.figure.png)
+    for figure in page.figures:
+        write_bytes(folder / f"{figure.name}.png", figure.png)
     write_bytes(folder / "README.md", _markdown(folder, page).encode())
     write_bytes(folder / "index.html", render("claims.html", **_values(folder, page)).encode())
     return page
@@ -81,11 +84,11 @@ def read_claims(folder: Path) -> Page:
         )
     evidence = Evidence(folder)
     found = gains(evidence, _NAMES)
-    drawn = pays_figure(found, {name: TASKS[name].title for name in _NAMES})
-    words = "What GraB gains over RR at each learning rate, in epochs and in processor seconds, for each task"
+    titles = {name: TASKS[name].title for name in _NAMES}
+    drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
     return Page(
         [(claim, claim.find(evidence)) for claim in CLAIMS],
-        draw(_FIGURE, words, drawn) if drawn else None,
+        [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),
         reasons(evidence, _NAMES, found),
         [read_header(folder / name) for name in names],
@@ -152,8 +155,7 @@ def _markdown(folder: Path, page: Page) -> str:
     parts[-1] += " beside this file: `ordain claims FOLDER` wrote it, and `index.html` says the same.\n"
     parts.append(page.notes.get("", "") + "\n")
     parts.append("## When does it pay?\n")
-    if page.figure:
-        parts.append(markdown.pictures([(page.figure.text, f"{_FIGURE}.png")]))
+    parts.append(markdown.pictures((figure.text, f"{figure.name}.png") for figure in page.figures))
     parts.append(f"{_HOW_PAYS}\n")
     parts.append(markdown.table(page.pays.headings, page.pays.rows))
     parts += ["## The paper's claims\n", f"{_HOW_CLAIMS}\n"]
@@ -180,7 +182,7 @@ def _markdown(folder: Path, page: Page) -> str:
 
 _HOW_PAYS = (
     "How many times fewer epochs, or processor seconds, GraB needs until it is within a thousandth of the lowest "
-    "training loss that RR reaches at the same rate and seed (median seed; in the figure every seed, faint). Below 1 "
+    "training loss that RR reaches at the same rate and seed (median seed; by task every seed, faint). Below 1 "
     "it needs more. The final training loss is against RR's at that rate; p is of a paired t test over seeds."
 )
 _HOW_CLAIMS = (
@@ -216,7 +218,7 @@ def _values(folder: Path, page: Page) -> dict[str, Any]:
     ]
     return {
         "page": page,
-        "figure": embedded(page.figure) if page.figure else None,
+        "figures": [embedded(figure) for figure in page.figures],
         "claims": [(claim, finding, kinds[finding.verdict]) for claim, finding in page.found],
         "runs": runs,
         "machines": _machine(page.runs),
