@@ -13,8 +13,10 @@ from helpers import Regression, loop_gradients, small_model
 from torch import Tensor, nn
 
 from ordain.errors import GradientError, InputError, UnsupportedModuleError
-from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients
+from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients, memory
 from ordain.gradients.carried import Carried
+from ordain.gradients.factored import Factored
+from ordain.gradients.forms import Made, Outer
 
 
 def rows_of(batch: Gradients) -> Tensor:
@@ -203,3 +205,32 @@ def test_a_copy_of_the_model_is_not_watched(kind: type[FuncSource] | type[Microb
     backward(model, data.x, data.y)
     backward(twin, data.x, data.y)
     assert len(source.collect()) == 1
+
+
+@pytest.mark.parametrize("room", [0, 300, 10**6])  # nothing is kept, some of the forms, all
+def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the products of pairs made and kept gives the same sum as the factors do."""
+    monkeypatch.setattr(memory, "CHUNK_NUMBERS", max(room, 1))
+    rng = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    forms = [
+        (0, Outer(random(6, 9, 5), random(6, 9, 4))),
+        (20, Outer(random(6, 1, 3), random(6, 1, 2))),
+        (26, Made(random(6, 1, 7))),
+        (33, Outer(random(6, 16, 11), random(6, 16, 13))),
+    ]
+    batch = Factored(forms, dim=176, size=6, scale=6.0, like=torch.empty(0, dtype=torch.float64))
+    signs = np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
+    out = random(1, 176)
+    expected = batch.weighted_sum(torch.from_numpy(signs)[None], out=out.clone())
+    vectors = random(1, 176)
+    gram, dots = batch.paired_products(vectors)
+    differences = batch.weighted_sum(torch.eye(6, dtype=torch.float64)[0::2] - torch.eye(6, dtype=torch.float64)[1::2])
+    torch.testing.assert_close(gram.triu(), (differences @ differences.T).triu())
+    torch.testing.assert_close(dots, vectors @ differences.T)
+    batch.add_paired(signs, out)
+    torch.testing.assert_close(out, expected)
+    assert len(batch._pairs) == {0: 0, 300: 2, 10**6: 3}[room]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.gradients.forms import Form, Outer
-from ordain.gradients.memory import in_pieces
+from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.small import differences, mirrored
 
 _NEAR = 2e-5  # of the sizes of what is added up: what rounding may do in float32
@@ -45,6 +45,7 @@ class Factored:
         self._forms = sorted(forms, key=lambda one: one[1].sparse)
         self._grads = grads
         self._known: tuple[Tensor, Tensor] | None = None  # products of the parameters that are not sparse
+        self._pairs: dict[int, Tensor] = {}  # differences that paired_products made, ``[B / 2, numel]`` by offset
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
@@ -77,19 +78,34 @@ class Factored:
         half = self.size // 2
         gram, dots = self._room(half, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None
+        left = chunk_numbers()  # what was made is kept as far as there is room: the sum to come is a pass over it
         for offset, form in self._forms:
             pairs = form.paired()
             view = self._view(vectors, offset, form)
-            if pairs is not None:
-                pairs.add_products(view, gram, dots)
-            else:
+            if pairs is None:
                 whole = whole or self._room(self.size, len(vectors))
                 form.add_products(view, *whole)
+                continue
+            pairs.keeps = pairs.size * pairs.numel <= left
+            pairs.add_products(view, gram, dots)
+            if pairs.kept is not None:
+                self._pairs[offset] = pairs.kept
+                left -= pairs.kept.numel()
         if whole is not None:
             more_gram, more_dots = differences(*whole)
             gram += more_gram
             dots += more_dots
         return self._scaled(gram, dots)
+
+    def add_paired(self, signs: NDArray[Any], out: Tensor) -> None:
+        """``out`` ``[1, d]`` += sum_i e_i g_i, for ``[B]`` signs that are opposite in each pair."""
+        each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0) * self.scale
+        for offset, form in self._forms:
+            into, made = self._view(out, offset, form), self._pairs.get(offset)
+            if made is None:
+                form.add_weighted(each, into)
+            else:
+                into.view(1, -1).addmm_(each[:, 0::2], made)
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:

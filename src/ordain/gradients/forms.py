@@ -32,6 +32,8 @@ class Form(ABC):
     rows: int
     cols: int
     sparse = False  # does an example touch a few rows only, so that adding them up beats adding the whole?
+    keeps = False  # is there room to keep what add_products makes?
+    kept: Tensor | None = None  # ``[B, numel]``, once it has made and kept them
 
     @property
     def numel(self) -> int:
@@ -68,7 +70,10 @@ class Form(ABC):
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
         for lo, hi in self.chunks():
-            add_products(self.make(lo, hi).flatten(1), vectors[:, lo:hi].flatten(1), gram, dots)
+            made = self.make(lo, hi).flatten(1)
+            add_products(made, vectors[:, lo:hi].flatten(1), gram, dots)
+            if self.keeps and hi - lo == self.rows:
+                self.kept = made
 
     def add_sketch(self, sketch: Sketch, offset: int, out: Tensor) -> None:
         """out[i] += S G_i, for ``[B, k]`` and the parameter at ``offset`` of the flat gradient."""

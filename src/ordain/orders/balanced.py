@@ -263,7 +263,10 @@ class BalancedOrder(LearnedOrder):
         each = torch.from_numpy(signs).to(batch.device).unsqueeze(0)
         self._changing = True
         if self._paired:
-            batch.weighted_sum(each, out=table[:1])
+            if isinstance(batch, Factored):
+                batch.add_paired(signs, table[:1])
+            else:
+                batch.weighted_sum(each, out=table[:1])
             return signs
         if isinstance(batch, Factored):
             batch.add_signed(signs, table[0], table[2])
