@@ -52,11 +52,11 @@ class Page:
     def headline(self) -> str:
         """How many claims came to which verdict."""
         said = [finding.verdict for _, finding in self.found]
-        counts = ", ".join(f"{said.count(verdict)} {word}" for verdict, word in _COUNTED.items())
-        return f"Of {len(said)} claims: {counts}."
-
-
-_COUNTED = {HOLDS: "hold", FAILS: "do not hold", OPEN: "cannot be told"}
+        held, failed = said.count(HOLDS), said.count(FAILS)
+        return (
+            f"Of {len(said)} claims {held} hold{'s' * (held == 1)}, {failed} do{'es' * (failed == 1)} not, and "
+            f"{said.count(OPEN)} cannot be told."
+        )
 
 
 def write_claims(folder: Path) -> Page:
