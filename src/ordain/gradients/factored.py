@@ -78,6 +78,7 @@ class Factored:
         half = self.size // 2
         gram, dots = self._room(half, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None
+        self._pairs = {}  # of a try that memory ran out in
         left = chunk_numbers()  # what was made is kept as far as there is room: the sum to come is a pass over it
         for offset, form in self._forms:
             pairs = form.paired()

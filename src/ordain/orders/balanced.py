@@ -260,18 +260,17 @@ class BalancedOrder(LearnedOrder):
         if signs is None:
             return None
         table = self._vectors["table"]
-        each = torch.from_numpy(signs).to(batch.device).unsqueeze(0)
         self._changing = True
-        if self._paired:
-            if isinstance(batch, Factored):
-                batch.add_paired(signs, table[:1])
-            else:
-                batch.weighted_sum(each, out=table[:1])
-            return signs
-        if isinstance(batch, Factored):
+        if isinstance(batch, Factored) and self._paired:
+            batch.add_paired(signs, table[:1])
+        elif isinstance(batch, Factored):
             batch.add_signed(signs, table[0], table[2])
         else:
-            batch.weighted_sum(torch.cat([each, torch.ones_like(each)]), out=table[::2])
+            each = torch.from_numpy(signs).to(batch.device).unsqueeze(0)
+            wanted = each if self._paired else torch.cat([each, torch.ones_like(each)])
+            batch.weighted_sum(wanted, out=table[:1] if self._paired else table[::2])
+        if self._paired:
+            return signs
         self._surplus += float(signs.sum())
         self._mean_inner += float(signs @ products[1])
         return signs

@@ -9,6 +9,7 @@ from ordain.study.report.sentences import numbers
 from ordain.study.report.statistics import HELPS, WORSE, compare, verdict
 from ordain.study.report.text import bytes_text
 from ordain.study.report.views import TRAIN
+from ordain.study.runs.arms import parse, stored_bytes
 from ordain.study.tasks.catalogue import TASKS
 
 __all__ = ["CLAIMS"]
@@ -17,7 +18,6 @@ _RUN = "mnist-units-of-64"  # Greedy in units of one example would take hours an
 _LARGE = ("wikitext2", "sst2", "qnli")
 _TIMES = 100
 _MACHINE = 32 * 2**30  # of the paper's, in bytes
-_FLOAT = 4
 
 
 def _comparable(evidence: Evidence) -> Finding:
@@ -48,17 +48,17 @@ def _too_large(evidence: Evidence) -> Finding:
     votes: list[bool | None] = []
     lines = []
     for task in (TASKS[name] for name in _LARGE):
-        needed = task.examples * task.parameters * _FLOAT
+        needed, fewer = (stored_bytes(parse(arm), task.examples, task.parameters) for arm in ("greedy", "greedy@8"))
         votes.append(needed > _MACHINE)
         lines.append(
             f"{task.name}: {task.examples:,} gradients of {task.parameters:,} numbers, {bytes_text(needed)} "
-            f"(in units of 8: {bytes_text(needed / 8)})."
+            f"(in units of 8: {bytes_text(fewer)})."
         )
         run = evidence.run(f"memory-{task.name}")
         refused = [job for arm in run.arms.values() for job in arm.jobs if job.state == "refused"] if run else []
         lines += [f"{task.name}, {job.label}: refused, {job.why}" for job in refused if job.seed == 0]
     lines.append("The paper's machine had 32 GB.")
-    return Finding(together(votes), tuple(lines), evidence.figure("memory", "memory"))
+    return Finding(together(votes), tuple(lines), evidence.figure("memory-mnist", "memory"))
 
 
 CLAIMS = (

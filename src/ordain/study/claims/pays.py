@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, NullLocator
 
+from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
 from ordain.study.report.curves import FONTS
 from ordain.study.report.statistics import Comparison, compare
@@ -52,6 +53,16 @@ class Gain:
     seconds: tuple[float, ...]
     loss: Comparison
     relative: float
+
+    @property
+    def label(self) -> str:
+        """What people call the order."""
+        return ORDERS[self.arm].label
+
+    def median(self, part: str) -> float | None:
+        """Over seeds, of ``"epochs"`` or ``"seconds"``; None where that was not recorded."""
+        ratios: tuple[float, ...] = getattr(self, part)
+        return float(np.median(ratios)) if ratios else None
 
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
@@ -126,7 +137,7 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
             for place, name in enumerate(names, 1):
                 of = [gain for gain in found if (gain.run, gain.arm) == (name, "grab") and getattr(gain, part)]
                 at = [gain.rate / best[name] for gain in of]
-                axes.plot(at, [_median(gain, part) for gain in of], label=titles[name], **style(place).line(1))
+                axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **style(place).line(1))
             axes.set_title(f"{_PARTS[part].capitalize()}: times fewer than RR")
             axes.set_xlabel("learning rate / RR's best rate")
             axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -179,9 +190,8 @@ def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
             each = np.clip(getattr(gain, part), _LEAST, _MOST)
             axes.plot([gain.rate * aside] * len(each), each, look.marker, color=look.color, alpha=0.35, markersize=4)
         if mine:
-            label = {"grab": "GraB", "grab-pair": "GraB, pairs"}[arm]
             at = [gain.rate * aside for gain in mine]
-            axes.plot(at, [_median(gain, part) for gain in mine], label=label, **look.line(1))
+            axes.plot(at, [_drawn(gain, part) for gain in mine], label=mine[0].label, **look.line(1))
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -200,5 +210,5 @@ def _scales(axes: Axes) -> None:
     axes.axhline(1, color="black", linewidth=1.2)
 
 
-def _median(gain: Gain, part: str) -> float:
-    return float(np.clip(np.median(getattr(gain, part)), _LEAST, _MOST))
+def _drawn(gain: Gain, part: str) -> float:
+    return float(np.clip(gain.median(part) or 0.0, _LEAST, _MOST))

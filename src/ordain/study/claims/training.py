@@ -77,8 +77,8 @@ def _sooner(view: View) -> list[str]:
     ours, theirs = table["grab"].epochs_to_goal, table[BASELINE].epochs_to_goal
     if theirs is None:
         return []
-    reached = f"after {ours:g}" if ours is not None else "never"
-    return [f"RR's best training loss, reached by RR after {theirs:g} epochs, is reached {reached} (median seed)."]
+    reached = f"is reached after {ours:g}" if ours is not None else "is not reached"
+    return [f"RR's best training loss, reached by RR after {theirs:g} epochs, {reached} (median seed)."]
 
 
 def _each(

@@ -80,7 +80,7 @@ def read_claims(folder: Path) -> Page:
         raise InputError(
             f"{folder}, in which there is no run",
             expected="a folder of runs' folders, named after their tasks and studies",
-            remedy="See results/run for the commands.",
+            remedy="Name the folder that holds them, as in: ordain claims runs",
         )
     evidence = Evidence(folder)
     found = gains(evidence, _NAMES)
@@ -106,10 +106,10 @@ def _pays_table(found: list[Gain]) -> Table:
     rows = [
         (
             gain.run,
-            {"grab": "GraB", "grab-pair": "GraB, pairs"}[gain.arm],
+            gain.label,
             f"{gain.rate:g}" + (" (RR's best)" if gain.best else ""),
-            _times(gain.epochs),
-            _times(gain.seconds),
+            _times(gain.median("epochs")),
+            _times(gain.median("seconds")),
             f"{100 * gain.relative:+.2f} %",
             p_text(gain.loss.p),
             str(len(gain.loss.seeds)),
@@ -120,12 +120,11 @@ def _pays_table(found: list[Gain]) -> Table:
     return Table("When does it pay?", headings, rows)
 
 
-def _times(ratios: tuple[float, ...]) -> str:
+def _times(ratio: float | None) -> str:
     """The median seed's; it never got there if that is 0."""
-    if not ratios:
+    if ratio is None:
         return NOTHING
-    middle = sorted(ratios)[(len(ratios) - 1) // 2]
-    return f"{middle:.2f} times fewer" if middle else "never"
+    return f"{ratio:.2f} times fewer" if ratio else "never"
 
 
 def _facts(header: Header) -> str:
@@ -142,6 +141,11 @@ def _facts(header: Header) -> str:
         whole = TASKS[header.task].examples if header.task in TASKS else None
         told.append(f"REDUCED to {count_text(problem.get('train'))} of {count_text(whole)} training examples")
     return ", ".join(told)
+
+
+def _commands(header: Header) -> list[str]:
+    """Those that worked on a run, once each: one that was stopped and started again is the same."""
+    return list(dict.fromkeys(made.command for made in header.made))
 
 
 def _machine(headers: list[Header]) -> list[str]:
@@ -173,7 +177,7 @@ def _markdown(folder: Path, page: Page) -> str:
         report = folder / name / "report" / "report.md"
         link = f"[{name}]({quote(name)}/report/report.md)" if report.is_file() else name
         note = f" {page.notes[name]}" if name in page.notes else ""
-        ran = "<br>".join(f"`{made.command}`" for made in header.made)
+        ran = "<br>".join(f"`{command}`" for command in _commands(header))
         lines.append(f"| {link} | {markdown.cell(_facts(header))}.{note} | {ran} |")
     parts.append("\n".join(lines) + "\n")
     parts += ["Made with:\n", markdown.bullets(_machine(page.runs))]
@@ -188,9 +192,9 @@ _HOW_PAYS = (
 _HOW_CLAIMS = (
     "A claim holds, or does not, by paired t tests over at least five seeds at p < 0.01 (Holm's p beside it is "
     "corrected for the number of orders). A claim on several tasks holds if it does on each, and does not if one "
-    "contradicts it. Everything else is “cannot tell”. All orders start from the same weights and, but for retraining, "
-    "the same first epoch; units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; "
-    "“own best rate” tunes each order."
+    "contradicts it. Everything else is “cannot tell”. All orders start from the same weights and, but for retraining "
+    "and draws with replacement, the same first epoch; units are single examples unless said otherwise. “RR's best "
+    "rate” is the paper's protocol; “own best rate” tunes each order."
 )
 
 
@@ -212,7 +216,7 @@ def _values(folder: Path, page: Page) -> dict[str, Any]:
             "link": f"{quote(name)}/report/report.md" if (folder / name / "report" / "report.md").is_file() else None,
             "facts": _facts(header),
             "note": _plain(page.notes.get(name, "")),
-            "commands": [made.command for made in header.made],
+            "commands": _commands(header),
         }
         for name, header in zip(page.names, page.runs, strict=True)
     ]
