@@ -151,6 +151,16 @@ def add_within(
 
 
 @compile_loop
+def add_apart(one: NDArray[Any], other: NDArray[Any], scale: float, into: NDArray[Any], also: NDArray[Any]) -> None:
+    """Into += scale (one - other) and also += scale (one + other), in one pass over memory."""
+    times = one.dtype.type(scale)
+    for t in range(len(one)):
+        x, y = times * one[t], times * other[t]
+        into[t] += x - y
+        also[t] += x + y
+
+
+@compile_loop
 def row_dots(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """out[i] = <a_i, b_i>."""
     for i in range(a.shape[0]):

@@ -123,8 +123,7 @@ class Factored:
         The backward has left sum_i g_i: then only the rarer sign's examples need be added up, twice over.
         """
         most = 1.0 if signs.sum() >= 0 else -1.0
-        each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0) * self.scale
-        ones = torch.full_like(each, self.scale)
+        each = torch.from_numpy(signs).to(self.device, self.dtype) * self.scale
         rows = torch.from_numpy(np.flatnonzero(signs != most)).to(self.device)
         whole = self._grads is not None and self._add_grads(self._grads, most, signed, total)
         for offset, form in self._forms:
@@ -132,8 +131,7 @@ class Factored:
             if whole and not form.sparse:
                 in_pieces(len(rows), partial(_add_twice, form, rows, -2.0 * most * self.scale, into))
             else:
-                form.add_weighted(each, into)
-                form.add_weighted(ones, self._view(total.unsqueeze(0), offset, form))
+                form.add_signed(each, self.scale, into, self._view(total.unsqueeze(0), offset, form))
 
     def _add_grads(self, grads: Sequence[tuple[int, Tensor]], most: float, signed: Tensor, total: Tensor) -> bool:
         """Signed += most * sum and total += sum, from what the backward left, if that is still what it was.

@@ -8,7 +8,7 @@ a chunk of rows at a time. Forms that know better ways override.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.gradients.memory import chunk_numbers, in_pieces
-from ordain.gradients.small import FEW_ROWS, add_products, compiled, row_dots
+from ordain.gradients.small import FEW_EXAMPLES, FEW_ROWS, add_products, compiled, on_cpu, row_dots
 
 if TYPE_CHECKING:
     from ordain.gradients.hashing import Hashes
     from ordain.gradients.sketch import Sketch
+
+_CACHED = 2**18  # numbers: 1 MB of float32
 
 
 class Form(ABC):
@@ -56,9 +58,18 @@ class Form(ABC):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """out[k] += sum_i weights[k, i] G_i, for ``[k, B]`` and ``[k, rows, cols]``."""
 
+    def add_signed(self, each: Tensor, scale: float, signed: Tensor, total: Tensor) -> None:
+        """Signed[0] += sum_i each_i G_i and total[0] += sum_i scale G_i, for ``[B]`` of +scale or -scale."""
+        self.add_weighted(each.unsqueeze(0), signed)
+        self.add_weighted(torch.full_like(each, scale).unsqueeze(0), total)
+
     @abstractmethod
     def select(self, rows: Tensor) -> Form:
         """The gradients of these examples only."""
+
+    def parts(self) -> tuple[Tensor, ...] | None:
+        """The tensors ``[B, ...]`` that it is made of, if several batches' one behind another make such a form too."""
+        return None
 
     def paired(self) -> Form | None:
         """The differences G_1 - G_2, G_3 - G_4, ..., for an even B; None where that saves nothing.
@@ -115,6 +126,9 @@ class Made(Form):
     def select(self, rows: Tensor) -> Made:
         return Made(self._made[rows])
 
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self._made,)
+
     def paired(self) -> Made:
         return Made(self._made[0::2] - self._made[1::2])
 
@@ -145,7 +159,7 @@ class Outer(Form):
         dots = a.new_empty(len(vectors), len(a))
         for vector, bias, row in zip(vectors, biases, dots, strict=True):
             # Multiplying the wider factor first leaves the smaller matrix to go over again.
-            if self.rows <= self.cols:
+            if self.rows < self.cols:
                 row_dots(torch.nn.functional.linear(a, vector, bias), b, out=row)
             else:
                 row_dots(b @ vector, a, out=row)
@@ -170,11 +184,40 @@ class Outer(Form):
 
             in_pieces(len(a), add)
 
+    def add_signed(self, each: Tensor, scale: float, signed: Tensor, total: Tensor) -> None:
+        if self._steps > 1 or self.size <= FEW_EXAMPLES or not on_cpu(self._a, self._b, signed):
+            super().add_signed(each, scale, signed, total)
+            return
+        # The sums over either sign's examples are half the work each; a few rows of them at a time stay in the cache
+        # until they are added and subtracted.
+        from ordain import _products
+
+        a, b = self._flat()
+        sides = [(a[rows], b[rows]) for rows in (torch.nonzero(each > 0)[:, 0], torch.nonzero(each <= 0)[:, 0])]
+        into, also = signed.view(-1).numpy(), total.view(-1).numpy()
+        step = max(1, _CACHED // self.cols)
+        made = a.new_empty(2, min(step, self.rows), self.cols)
+        for lo in range(0, self.rows, step):
+            hi = min(lo + step, self.rows)
+            one, other = (
+                torch.mm(right[:, lo:hi].T, left, out=room[: hi - lo]).view(-1).numpy()
+                for (left, right), room in zip(sides, made, strict=True)
+            )
+            part = slice(lo * self.cols, hi * self.cols)
+            _products.add_apart(one, other, scale, into[part], also[part])
+        if self.biased:
+            one, other = (right.sum(dim=0).numpy() for _, right in sides)
+            part = slice(self.rows * self.cols, self.numel)
+            _products.add_apart(one, other, scale, into[part], also[part])
+
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target.addmm_(scaled.T, a)
 
     def select(self, rows: Tensor) -> Outer:
         return type(self)(self._a[rows], self._b[rows])
+
+    def parts(self) -> tuple[Tensor, ...] | None:
+        return (self._a, self._b) if self._steps == 1 else None
 
     def paired(self) -> Outer | None:
         if self._steps == 1:
@@ -281,3 +324,6 @@ class Biased(Outer):
         if type(weight) is Outer and type(bias) is Made and bias._made is weight._b and weight._steps == 1:
             return cls(weight._a, weight._b)
         return None
+
+
+PLAIN: dict[str, Callable[..., Form]] = {form.__name__: form for form in (Made, Outer, Biased)}

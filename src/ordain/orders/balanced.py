@@ -18,7 +18,9 @@ from ordain.balancing import Balancer
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.gradients.factored import Factored
+from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices
+from ordain.orders.gathered import Gathered
 from ordain.orders.learned import LearnedOrder
 from ordain.orders.placed import ASIDE, WAITING
 from ordain.orders.units import Units, differences
@@ -50,6 +52,7 @@ class BalancedOrder(LearnedOrder):
             self._source.forget_sums()
         self._balancer = balancer
         self._failures = 0
+        self._gathered = Gathered()
         self._vectors: dict[str, Tensor] = {}  # the table (see _allocate), and what waits: first, part
         self._mean_square = 0.0  # |m|^2
         self._parameter = 0.0  # the balancer's, for this n and d
@@ -84,10 +87,31 @@ class BalancedOrder(LearnedOrder):
     # --- one batch --------------------------------------------------------------------------------
 
     def _take(self, batch: Gradients, slots: Indices) -> None:
+        if self._together is None and self.group == 1 and isinstance(batch, Factored) and self._gathered.takes(batch):
+            if not self._gathered.fits(batch):
+                self._settle()  # first: what fails before the batch is added may be tried again with it
+            self._gathered.add(batch, slots)
+            self._places[slots] = WAITING
+            if isinstance(self._source, ExactSource):
+                self._source.forget_sums()
+            if self._taken + len(slots) == self.n:
+                self._settle()
+            return
+        self._settle()
         self._learn_or_mend(batch, slots, cut=self.group > 1)
 
     def _take_units(self, batch: Gradients, slots: Indices) -> None:
+        self._settle()
         self._learn_or_mend(batch, slots, cut=False)
+
+    def _settle(self) -> None:
+        """Learn from what was gathered. If that fails, those units keep the middle."""
+        if self._gathered.rows:
+            batch, slots = self._gathered.batch()
+            try:
+                shrinking(lambda: self._learn_or_mend(batch, slots, cut=False))
+            finally:
+                self._gathered.clear()
 
     def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
         try:

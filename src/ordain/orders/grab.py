@@ -14,6 +14,7 @@ from ordain.distributed.share import check_agreement
 from ordain.errors import InputError
 from ordain.orders.balanced import BalancedOrder
 from ordain.orders.base import Indices
+from ordain.orders.gathered import Gathered
 from ordain.orders.placed import ASIDE
 from ordain.orders.places import pack, unpack
 from ordain.orders.state import State, array, broken, check_vectors
@@ -106,6 +107,7 @@ class GraB(BalancedOrder):
     # --- one epoch --------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        self._settle()
         if not self.frozen:
             places = np.where(np.abs(self._places) == 1, self._places, 0)
             # Alg. 3; this is Alg. 4's sigma_{k+1}.
@@ -134,6 +136,7 @@ class GraB(BalancedOrder):
             "balancer_state": self._state.tolist(),
             "counters": [getattr(self, name) for name in _COUNTERS],
             "log": torch.from_numpy(self._log if history else self._log[:0]),
+            **({"gathered": self._gathered.state()} if vectors and self._gathered.rows else {}),
         }
 
     def _check_state(self, state: State) -> None:
@@ -154,6 +157,8 @@ class GraB(BalancedOrder):
                 raise broken("vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}")
             for name, vector in found.items():
                 check_vectors(name, vector, shapes[name])
+        if state.get("gathered") is not None:
+            Gathered.check(state["gathered"], dim=state["dim"] or 0, units=self._units)
 
     def _load(self, state: State) -> None:
         super()._load(state)
@@ -166,6 +171,9 @@ class GraB(BalancedOrder):
             self._begin_again()
         else:
             self._vectors = {name: vector.clone() for name, vector in state["vectors"].items()}
+        self._gathered.load(state.get("gathered"), self._dim or 0)
+        if self._together is not None:
+            self._settle()  # ranks gather nothing
         if self.frozen:
             self.detach()
 
