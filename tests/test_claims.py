@@ -84,6 +84,19 @@ def test_the_last_epochs_are_told_beside(tmp_path: Path) -> None:
     assert "Mean over the last 5 epochs: 5.2 % lower than RR's" in measured
 
 
+def test_overfitting_later_is_not_validating_better(tmp_path: Path) -> None:
+    """RR ends far above GraB in validation, after an epoch in which it was as low: one would keep that one."""
+    write_config(tmp_path / "mnist")
+    for seed in range(5):
+        shift = 0.001 * seed
+        write_job(tmp_path / "mnist", "rr", 0.1, seed, [2.0, 0.5, 0.4 + shift, 0.8 + shift])
+        write_job(tmp_path / "mnist", "grab", 0.1, seed, [2.0, 0.5, 0.4 + 0.001 * (4 - seed), 0.6])
+    verdict, measured = found(tmp_path, VALIDATES)
+    assert verdict == OPEN
+    assert "25 %" in measured  # told all the same
+    assert "The lowest validation loss of an epoch" in measured
+
+
 def test_a_claim_on_all_tasks_needs_them_all(tmp_path: Path) -> None:
     tasks = ("mnist", "cifar10", "wikitext2", "sst2")
     for task in tasks:

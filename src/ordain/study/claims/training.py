@@ -42,6 +42,9 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     said += _settled(ours, theirs, metric)
     if metric is TRAIN:
         said += _sooner(view)
+    else:  # what is validated is the model that one would keep: a faster way to overfitting is no claim of anybody's
+        comparison = compare(_lowest(ours), _lowest(theirs))
+        said += _told("The lowest validation loss of an epoch", comparison, mean(list(_lowest(theirs).values())))
     tuned = evidence.tuned(task)
     if tuned is not None and tuned.name == "own" and (own := tuned.shown.get("grab")) is not None:
         found = tuned.comparisons(metric).get("grab")
@@ -57,12 +60,21 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
 def _settled(ours: Entry, theirs: Entry, metric: Metric) -> list[str]:
     """The mean over the last epochs, in which the noise of the last iterate is less; told, and no part of a verdict."""
     found = compare(_late(ours, metric), _late(theirs, metric))
-    base = mean(theirs.finals(metric))
+    return _told(f"Mean over the last {LAST} epochs", found, mean(theirs.finals(metric)))
+
+
+def _told(what: str, found: Comparison, base: float | None) -> list[str]:
     if found.difference is None or found.p is None or not base:
         return []
     word = "lower" if found.difference < 0 else "higher"
     share = f"{100 * abs(found.difference) / base:.2g} % {word} than RR's"
-    return [f"Mean over the last {LAST} epochs: {share} (p = {p_text(found.p)})."]
+    return [f"{what}: {share} (p = {p_text(found.p)})."]
+
+
+def _lowest(entry: Entry) -> dict[int, float]:
+    """By seed, the lowest validation loss of an epoch."""
+    losses = {seed: [VALID.get(epoch) for epoch in job.epochs] for seed, job in entry.jobs.items()}
+    return {seed: min(loss for loss in found if loss is not None) for seed, found in losses.items() if any(found)}
 
 
 def _late(entry: Entry, metric: Metric) -> dict[int, float | None]:
