@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.gradients.memory import chunk_numbers, in_pieces
+from ordain.gradients.memory import chunk_numbers, in_pieces, scratch
 from ordain.gradients.small import FEW_EXAMPLES, FEW_ROWS, add_products, compiled, on_cpu, row_dots
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class Form(ABC):
     def make(self, lo: int, hi: int) -> Tensor:
         """``[B, hi - lo, cols]``: rows lo .. hi of every example's gradient."""
 
+    def _make_once(self, lo: int, hi: int) -> Tensor:
+        """The same, good until the next of these is made."""
+        return self.make(lo, hi)
+
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
         """``[k, rows, cols]`` to ``[k, B]``: <V_k, G_i>."""
@@ -81,9 +85,10 @@ class Form(ABC):
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         """Gram += <G_i, G_j> where j >= i (at least) and dots += <V_k, G_i>; a chunk of rows at a time."""
         for lo, hi in self.chunks():
-            made = self.make(lo, hi).flatten(1)
+            keeps = self.keeps and hi - lo == self.rows
+            made = (self.make(lo, hi) if keeps else self._make_once(lo, hi)).flatten(1)
             add_products(made, vectors[:, lo:hi].flatten(1), gram, dots)
-            if self.keeps and hi - lo == self.rows:
+            if keeps:
                 self.kept = made
 
     def add_sketch(self, sketch: Sketch, offset: int, out: Tensor) -> None:
@@ -150,6 +155,10 @@ class Outer(Form):
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
+
+    def _make_once(self, lo: int, hi: int) -> Tensor:
+        out = scratch(self.size, hi - lo, self.cols, like=self._a)
+        return torch.bmm(self._b[:, :, lo:hi].mT, self._a, out=out)
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self._dot(vectors, [None] * len(vectors))
