@@ -56,7 +56,8 @@ def _too_large(evidence: Evidence) -> Finding:
         )
         run = evidence.run(f"memory-{task.name}")
         refused = [job for arm in run.arms.values() for job in arm.jobs if job.state == "refused"] if run else []
-        lines += [f"{task.name}, {job.label}: refused, {job.why}" for job in refused if job.seed == 0]
+        if refused:
+            lines.append(f"{task.name}, tried and refused: {'; '.join(dict.fromkeys(job.label for job in refused))}.")
     lines.append("The paper's machine had 32 GB.")
     return Finding(together(votes), tuple(lines), evidence.figure("memory-mnist", "memory"))
 
