@@ -15,7 +15,7 @@ from ordain.errors import OrdainWarning, StateError
 from ordain.gradients import per_example_loop
 from ordain.gradients.forms import Biased, Outer
 
-N, SIZE = 41, 7
+N, SIZE = 97, 7  # of 47 rows that there is room for
 CENTERINGS = pytest.mark.parametrize("centering", ["mean", "pair"])
 
 
@@ -25,19 +25,22 @@ def build():
     return nn.Sequential(*layers).double()
 
 
-def data(n=N):
+def data():
     made = torch.Generator().manual_seed(2)
-    return torch.randn(n, 24, generator=made, dtype=torch.float64), torch.randint(7, (n,), generator=made)
+    return torch.randn(N, 24, generator=made, dtype=torch.float64), torch.randint(7, (N,), generator=made)
 
 
 class Run:
     """Training steps, one batch at a time."""
 
-    def __init__(self, *, n=N, size=SIZE, seed=3, **options):
-        self.model, self.n, self.size = build(), n, size
-        self.x, self.y = data(n)
+    def __init__(self, *, size=SIZE, gathers=True, **options):
+        self.model, self.size = build(), size
+        self.x, self.y = data()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.order = GraB(self.model, n, seed=seed, **options)
+        self.reduction = options.get("loss_reduction", "mean")
+        self.order = GraB(self.model, N, seed=3, **options)
+        if not gathers:
+            self.order._gathered.takes = lambda batch: False
         self.drawn = []
 
     def begin(self):
@@ -46,9 +49,13 @@ class Run:
     def batches(self):
         return [self.drawn[at : at + self.size] for at in range(0, len(self.drawn), self.size)]
 
-    def step(self, batch):
-        x = self.x[batch].clone()
-        nn.functional.cross_entropy(self.model(x), self.y[batch]).backward()
+    def backward(self, batch, factor=1.0):
+        x = self.x[batch] * factor
+        nn.functional.cross_entropy(self.model(x), self.y[batch], reduction=self.reduction).backward()
+        return x
+
+    def step(self, batch, factor=1.0):
+        x = self.backward(batch, factor)
         self.order.step()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -149,34 +156,257 @@ def test_a_small_state_lets_what_waits_keep_the_middle(centering):
     assert sorted(again.order.sampler) == list(range(N))
 
 
-def test_a_pass_that_is_cut_short_learns_what_it_saw():
-    """The next draw is the end of the epoch: what waited is learned then, as it would have been in smaller batches."""
-    run, single = Run(), Run(size=1)
-    run.begin()
-    single.begin()
-    for batch in run.batches()[:2]:
-        nn.functional.cross_entropy(run.model(run.x[batch]), run.y[batch]).backward()
+def alike(train, *, epochs=3, **options):
+    """Train with batches that wait and with batches that do not: the same orders. Returns the most rows that waited."""
+    runs = Run(**options), Run(gathers=False, **options)
+    most = 0
+    for _ in range(epochs):
+        for run in runs:
+            run.begin()
+            for k, batch in enumerate(run.batches()):
+                train(run, k, batch)
+                most = max(most, runs[0].waiting())
+        assert runs[1].waiting() == 0
+        assert runs[0].drawn == runs[1].drawn
+        assert runs[0].order.set_aside == runs[1].order.set_aside
+    assert list(runs[0].order.sampler) == list(runs[1].order.sampler)
+    assert runs[0].order.failures == runs[1].order.failures
+    return most
+
+
+@CENTERINGS
+@pytest.mark.parametrize("balancer", BALANCERS)
+@pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
+def test_whatever_the_balancer_and_the_loss(centering, balancer, loss_reduction):
+    options = {"centering": centering, "balancer": BALANCERS[balancer], "loss_reduction": loss_reduction}
+    assert alike(lambda run, k, batch: run.step(batch), **options) == 42
+
+
+def _cut_short(run, k, batch):
+    if k < 2:
+        run.step(batch)
+
+
+def _skipping(run, k, batch):
+    run.order.skip(len(batch)) if k in (2, 9) else run.step(batch)
+
+
+def _last_dropped(run, k, batch):
+    if len(batch) == SIZE:
+        run.step(batch)
+        small = run.order.state_dict(vectors=False)  # at the end of what comes, all signs are given
+        assert k != N // SIZE - 1 or int((small["places"].abs() == 1).sum()) >= N - N % SIZE - 1
+
+
+def _accumulating(run, k, batch):
+    run.backward(batch)
+    if k % 2 or len(batch) < SIZE:
         run.order.step()
-        single.order._gathered.takes = lambda batch: False
-        for i in batch:
-            nn.functional.cross_entropy(single.model(single.x[[i]]), single.y[[i]]).backward()
-            single.order.step()
-    assert run.waiting() == 2 * SIZE
-    assert single.waiting() == 0
-    assert list(run.order.sampler) == list(single.order.sampler)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
 
 
-def test_skipped_examples_between_those_that_wait():
-    run, single = Run(), Run()
-    single.order._gathered.takes = lambda batch: False
+def _given(run, k, batch):
+    """Some batches' gradients are the user's own, and once they come by name."""
+    if k not in (3, 4, 10):
+        run.step(batch)
+        return
+    rows = torch.stack([_row(run, i) for i in batch])
+    run.order._source.drop()
+    run.order.observe(rows, indices=batch if k == 10 else None)
+
+
+def _row(run, i):
+    run.backward([i])
+    row = torch.cat([p.grad.reshape(-1) for p in run.model.parameters()])
+    run.optimizer.zero_grad()
+    return row
+
+
+def _thawing(run, k, batch):
+    run.model[4].bias.requires_grad_(k not in (2, 3, 8))
+    run.step(batch)
+
+
+def _spoiled(run, k, batch):
+    factor = torch.ones(len(batch), 1, dtype=torch.float64)
+    factor[3] = float("nan") if k in (4, 5) else 1.0
+    if k not in (4, 5):
+        run.step(batch, factor)
+        return
+    run.backward(batch, factor)
+    run.order.step()
+    run.optimizer.zero_grad()
+
+
+def _looking(run, k, batch):
+    run.model.eval()
+    with torch.no_grad():
+        run.model(run.x[:3])
+    run.model.train()
+    run.step(batch)
+
+
+def _of_other_sizes(run, k, batch):
+    if k % 3:
+        run.step(batch)
+        return
+    for part in (batch[:2], batch[2:]):
+        run.step(part) if part else None
+
+
+TRAINED = {
+    "cut short": _cut_short,
+    "skipping": _skipping,
+    "the last batch dropped": _last_dropped,
+    "accumulating": _accumulating,
+    "given": _given,
+    "frozen and thawed": _thawing,
+    "looking": _looking,
+    "of other sizes": _of_other_sizes,
+}
+
+
+@CENTERINGS
+@pytest.mark.parametrize("how", TRAINED)
+def test_however_one_trains(how, centering):
+    assert alike(TRAINED[how], centering=centering) >= 2 * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:1 example:ordain.errors.OrdainWarning")
+@CENTERINGS
+def test_gradients_that_are_not_finite(centering):
+    assert alike(_spoiled, centering=centering) >= 2 * SIZE
+
+
+@pytest.mark.parametrize("context", [lambda: torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode])
+def test_a_draw_in_a_context_of_its_own(context):
+    """The next epoch's first draw learns what waited: with all digits, and into what can be added to."""
+    run, single = Run(), Run(gathers=False)
     for one in (run, single):
+        one.epoch()
         one.begin()
-        for k, batch in enumerate(one.batches()):
-            if k == 2:
-                one.order.skip(len(batch))
-            else:
-                one.step(batch)
+        for batch in one.batches()[:3]:
+            one.step(batch)
+        with context():
+            one.begin()
+        for batch in one.batches():
+            one.step(batch)
+    assert run.drawn == single.drawn
     assert list(run.order.sampler) == list(single.order.sampler)
+
+
+def test_steps_under_autocast():
+    """A step() inside the block takes its products in float32, as one behind it does."""
+    found = []
+    for inside in (True, False):
+        torch.manual_seed(1)
+        model = build().float()
+        x, y = (part.float() if part.is_floating_point() else part for part in data())
+        order = GraB(model, N)
+        for _ in range(2):
+            drawn = list(order.sampler)
+            for at in range(0, N, 50):  # too many to wait
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    nn.functional.cross_entropy(model(x[drawn[at : at + 50]]), y[drawn[at : at + 50]]).backward()
+                    if inside:
+                        order.step()
+                if not inside:
+                    order.step()
+        found.append(list(order.sampler))
+    assert found[0] == found[1]
+
+
+def test_parameters_thawed_while_autograd_is_asked():
+    run = Run()
+    run.begin()
+    first, second, third, *_ = run.batches()
+    run.step(first)
+    one, other = run.model[4].bias, run.model[0].weight
+    one.requires_grad_(False)
+    other.requires_grad_(False)
+    run.step(second)
+    one.requires_grad_(True)
+    run.step(third)
+    assert run.order.state_dict()["taken"] == 3 * SIZE
+
+
+def test_many_rows():
+    """So many that the sums are taken by sign: the order is that of smaller batches, which are taken as they are."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 40, dtype=torch.float64)
+    found = []
+    for size, gathers in ((50, True), (20, False)):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(40, 600), nn.Tanh(), nn.Linear(600, 600)).double()
+        order = GraB(model, 300)
+        if not gathers:
+            order._gathered.takes = lambda batch: False
+        for _ in range(2):
+            drawn = list(order.sampler)
+            for at in range(0, 300, size):
+                (model(x[drawn[at : at + size]]) ** 2).mean(dim=1).mean().backward()
+                order.step()
+                assert not gathers or order._gathered.rows == (at + size if at + size < 200 else order._gathered.rows)
+        found.append(list(order.sampler))
+    assert found[0] == found[1]
+
+
+def test_loading_into_an_order_with_batches_waiting():
+    run, other = Run(), Run()
+    empty = other.order.state_dict()
+    for one, many in ((run, 3), (other, 2)):
+        one.begin()
+        for batch in one.batches()[:many]:
+            one.step(batch)
+    state = run.order.state_dict()
+    kept = [part.clone() for form in state["gathered"]["forms"] for part in form["parts"]]
+    other.order.load_state_dict(state)
+    assert other.waiting() == run.waiting() == 3 * SIZE
+    other.order.load_state_dict(empty)
+    assert other.waiting() == 0
+    run.step(run.batches()[3])  # and what was saved stays as it was
+    after = [part for form in state["gathered"]["forms"] for part in form["parts"]]
+    assert all(torch.equal(one, another) for one, another in zip(kept, after, strict=True))
+
+
+def test_going_back_to_examples_that_wait():
+    """A state that was saved later loads: no slot is in it twice."""
+    run = Run()
+    run.begin()
+    for batch in run.batches()[:3]:
+        run.step(batch)
+    again = Run()
+    again.order.load_state_dict(run.order.state_dict())
+    assert again.order.resume(SIZE) == 0
+    again.drawn = list(again.order.sampler)
+    again.step(again.batches()[0])
+    Run().order.load_state_dict(again.order.state_dict())
+    for batch in again.batches()[1:]:
+        again.step(batch)
+    assert sorted(again.order.sampler) == list(range(N))
+
+
+def test_memory_that_runs_out_as_room_is_made(monkeypatch):
+    run, other = Run(), Run()
+    other.epoch()
+    run.begin()
+    empty = np.empty
+    calls = []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return empty(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ordain.orders.gathered.np.empty", failing)
+        run.step(run.batches()[0])
+    assert calls
+    for batch in run.batches()[1:]:
+        run.step(batch)
+    assert list(run.order.sampler) == list(other.order.sampler)
 
 
 def test_what_is_not_finite_is_set_aside_at_once():
@@ -186,7 +416,9 @@ def test_what_is_not_finite_is_set_aside_at_once():
     batches = run.batches()
     run.step(batches[0])
     assert run.waiting()
-    nn.functional.cross_entropy(run.model(run.x[batches[1]] * _spoiled(3)), run.y[batches[1]]).backward()
+    factor = torch.ones(SIZE, 1, dtype=torch.float64)
+    factor[3] = float("nan")
+    run.backward(batches[1], factor)
     with pytest.warns(OrdainWarning, match="1 example"):
         run.order.step()
     run.optimizer.zero_grad()
@@ -196,12 +428,6 @@ def test_what_is_not_finite_is_set_aside_at_once():
         run.step(batch)
     after = list(run.order.sampler)
     assert sorted(after) == list(range(N))
-
-
-def _spoiled(row):
-    factor = torch.ones(SIZE, 1, dtype=torch.float64)
-    factor[row] = float("nan")
-    return factor
 
 
 def test_an_error_while_learning_what_waited_loses_no_example(monkeypatch):
@@ -295,6 +521,22 @@ BROKEN = {
     "beyond the end": lambda s: _with_forms(s, lambda f: f[-1].update(offset=10**9)),
     "before the start": lambda s: _with_forms(s, lambda f: f[0].update(offset=-1)),
     "one over another": lambda s: _with_forms(s, lambda f: f[1].update(offset=0)),
+    "more steps in one factor": lambda s: _with_forms(
+        s, lambda f: f[0].update(parts=[f[0]["parts"][0], f[0]["parts"][1].repeat(1, 3, 1)])
+    ),
+    "two dtypes": lambda s: _with_forms(s, lambda f: f[0].update(parts=[f[0]["parts"][0].float(), f[0]["parts"][1]])),
+    "no columns": lambda s: _with_forms(s, lambda f: f[0].update(parts=[p[:, :, :0] for p in f[0]["parts"]])),
+    "a part with a history": lambda s: _with_forms(
+        s, lambda f: f[0].update(parts=[p.clone().requires_grad_() for p in f[0]["parts"]])
+    ),
+    "another dtype than the sums'": lambda s: s | {"dtype": 0},
+    "more rows than there is room for": lambda s: (
+        s
+        | {
+            "slots": torch.arange(90),
+            "forms": [one | {"parts": [p.repeat(5, 1, 1)[:90] for p in one["parts"]]} for one in s["forms"]],
+        }
+    ),
     "half an offset": lambda s: _with_forms(s, lambda f: f[0].update(offset=0.5)),
 }
 

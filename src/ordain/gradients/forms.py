@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.gradients.memory import chunk_numbers, in_pieces, scratch
+from ordain.gradients.memory import chunk_numbers, in_pieces, out_of_memory, scratch
 from ordain.gradients.small import FEW_EXAMPLES, FEW_ROWS, add_products, compiled, on_cpu, row_dots
 
 if TYPE_CHECKING:
@@ -197,13 +197,24 @@ class Outer(Form):
         if self._steps > 1 or self.size <= FEW_EXAMPLES or not on_cpu(self._a, self._b, signed):
             super().add_signed(each, scale, signed, total)
             return
-        # The sums over either sign's examples are half the work each; a few rows of them at a time stay in the cache
-        # until they are added and subtracted.
+        try:
+            self._add_apart(each, scale, signed.view(-1).numpy(), total.view(-1).numpy())
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            super().add_signed(each, scale, signed, total)
+
+    def _add_apart(self, each: Tensor, scale: float, signed: NDArray[Any], total: NDArray[Any]) -> None:
+        """The sums over either sign's examples are half the work each.
+
+        A few rows of them at a time stay in the cache until they are added and subtracted. All room is made before
+        anything is added.
+        """
         from ordain import _products
 
         a, b = self._flat()
         sides = [(a[rows], b[rows]) for rows in (torch.nonzero(each > 0)[:, 0], torch.nonzero(each <= 0)[:, 0])]
-        into, also = signed.view(-1).numpy(), total.view(-1).numpy()
+        biases = [right.sum(dim=0).numpy() for _, right in sides] if self.biased else None
         step = max(1, _CACHED // self.cols)
         made = a.new_empty(2, min(step, self.rows), self.cols)
         for lo in range(0, self.rows, step):
@@ -213,11 +224,10 @@ class Outer(Form):
                 for (left, right), room in zip(sides, made, strict=True)
             )
             part = slice(lo * self.cols, hi * self.cols)
-            _products.add_apart(one, other, scale, into[part], also[part])
-        if self.biased:
-            one, other = (right.sum(dim=0).numpy() for _, right in sides)
+            _products.add_apart(one, other, scale, signed[part], total[part])
+        if biases is not None:
             part = slice(self.rows * self.cols, self.numel)
-            _products.add_apart(one, other, scale, into[part], also[part])
+            _products.add_apart(biases[0], biases[1], scale, signed[part], total[part])
 
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target.addmm_(scaled.T, a)

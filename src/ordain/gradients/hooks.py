@@ -128,6 +128,9 @@ class Hooks:
     def ask(self) -> None:
         """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
         self._arrived = {}
+        self._stand_by()
+
+    def _stand_by(self) -> None:
         for p in self._params:
             self._stand(p, p)
 
@@ -162,6 +165,8 @@ class Hooks:
             )
         if not self._ready and self._arrived:
             self._arrived = {}  # of backwards that were not watched
+        if self._arrived is not None:
+            self._stand_by()  # what was frozen when it was asked for may not be any more
         if self._mixing:
             refuse_mixing(self._mixing)
         if len(self._ready) >= _MOST_PASSES:

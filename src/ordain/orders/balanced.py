@@ -18,7 +18,7 @@ from ordain.balancing import Balancer
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.gradients.factored import Factored
-from ordain.gradients.memory import shrinking
+from ordain.gradients.memory import shrinking, undisturbed
 from ordain.orders.base import Indices
 from ordain.orders.gathered import Gathered
 from ordain.orders.learned import LearnedOrder
@@ -69,6 +69,11 @@ class BalancedOrder(LearnedOrder):
         """How many vectors the balancer failed on and Algorithm 5 decided instead, over all epochs."""
         return self._failures + int(self._state[1])
 
+    def resume(self, done: int | None = None) -> int:
+        if isinstance(done, int) and done < self._taken:
+            self._settle()  # examples that wait will come once more
+        return super().resume(done)
+
     def _pass_over(self, slots: Indices) -> None:
         super()._pass_over(slots)
         if self._slot_part >= 0 and self._places[self._slot_part] == ASIDE:
@@ -92,9 +97,7 @@ class BalancedOrder(LearnedOrder):
                 self._settle()  # first: what fails before the batch is added may be tried again with it
             self._gathered.add(batch, slots)
             self._places[slots] = WAITING
-            if isinstance(self._source, ExactSource):
-                self._source.forget_sums()
-            if self._taken + len(slots) == self.n:
+            if self._taken + 2 * len(slots) > self.n:  # the last whole batch of the epoch
                 self._settle()
             return
         self._settle()
@@ -109,7 +112,8 @@ class BalancedOrder(LearnedOrder):
         if self._gathered.rows:
             batch, slots = self._gathered.batch()
             try:
-                shrinking(lambda: self._learn_or_mend(batch, slots, cut=False))
+                with undisturbed():
+                    shrinking(lambda: self._learn_or_mend(batch, slots, cut=False))
             finally:
                 self._gathered.clear()
 

@@ -15,46 +15,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ordain.gradients import Gradients
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import PLAIN, Form
 from ordain.gradients.memory import chunk_numbers
 from ordain.orders.base import Indices
-from ordain.orders.state import State, broken, check_vectors
+from ordain.orders.state import State, array, broken, check_vectors
 
 MOST = 256  # rows: at twice as many the Gram matrix costs what the products save (``make bench``)
 FEW_NUMBERS = 2**16  # in a gradient: such products are over before anything is gathered
-_DTYPES = (torch.float32, torch.float64)  # of factors
-_NOTHING = Factored([], dim=0, size=0, scale=1.0, like=torch.empty(0))
+_DTYPES = (torch.float32, torch.float64)  # of factors and of gradients
+_LIKE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in _DTYPES}
+_NOTHING = Factored([], dim=0, size=0, scale=1.0, like=_LIKE[torch.float32])
 
 
 class Gathered:
     """Consecutive batches of one kind, and the slots that their rows belong to."""
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = 0  # how many are there: set last, so that what breaks off has added nothing
         self._like = _NOTHING  # a batch of no rows, of the kind that is gathered
-        self._kept: list[list[Tensor]] = []  # for each form of it, its parts: ``[room, ...]``, of which rows are used
-        self._slots: list[Indices] = []
+        self._kept: list[list[Tensor]] = []  # for each form of it, its parts: ``[room, ...]``
+        self._slots: Indices = np.empty(0, dtype=np.int64)  # ``[room]``
 
-    def takes(self, batch: Gradients) -> bool:
+    def takes(self, batch: Factored) -> bool:
         """Does gathering such batches pay, and has this one nothing that must be looked at at once?"""
-        return isinstance(batch, Factored) and 3 * batch.size <= _room(batch) and _finite(batch)
+        return 3 * batch.size <= _room(batch) and _finite(batch)
 
     def fits(self, batch: Factored) -> bool:
         """Is it of the kind that is gathered, and is there room?"""
-        return _kind(self._like) == _kind(batch) and self.rows + batch.size <= len(self._kept[0][0])
+        return self.rows + batch.size <= len(self._slots) and _kind(self._like) == _kind(batch)
 
     def add(self, batch: Factored, slots: Indices) -> None:
-        """Keep copies; where something else was gathered, that must have been cleared."""
+        """Keep copies. Where it does not fit, what was gathered must have been cleared."""
         if not self.fits(batch):
-            self._like = batch.select(torch.empty(0, dtype=torch.int64))
             room = _room(batch)
-            self._kept = [[part.new_empty(room, *part.shape[1:]) for part in _parts(form)] for form in _forms(batch)]
-        for form, kept in zip(_forms(batch), self._kept, strict=True):
-            for part, into in zip(_parts(form), kept, strict=True):
-                into[self.rows : self.rows + batch.size] = part
-        self._slots.append(slots)
+            kept = [[part.new_empty(room, *part.shape[1:]) for part in _parts(form)] for form in _forms(batch)]
+            like = batch.select(torch.empty(0, dtype=torch.int64, device="cpu"))
+            self._like, self._kept, self._slots = like, kept, np.empty(room, dtype=np.int64)
+        there = slice(self.rows, self.rows + batch.size)
+        for form, kept_parts in zip(_forms(batch), self._kept, strict=True):
+            for part, into in zip(_parts(form), kept_parts, strict=True):
+                into[there] = part
+        self._slots[there] = slots
         self.rows += batch.size
 
     def batch(self) -> tuple[Factored, Indices]:
@@ -63,13 +65,12 @@ class Gathered:
             (offset, type(form)(*(part[: self.rows] for part in kept)))
             for (offset, form), kept in zip(self._like.forms(), self._kept, strict=True)
         ]
-        like = torch.empty(0, dtype=self._like.dtype)
-        batch = Factored(forms, dim=self._like.dim, size=self.rows, scale=self._like.scale, like=like)
-        return batch, np.concatenate(self._slots)
+        whole = _factored(forms, size=self.rows, dim=self._like.dim, scale=self._like.scale, dtype=self._like.dtype)
+        return whole, self._slots[: self.rows].copy()
 
     def clear(self) -> None:
         """Nothing is gathered; the room stays."""
-        self.rows, self._slots = 0, []
+        self.rows = 0
 
     # --- saving -----------------------------------------------------------------------------------
 
@@ -87,39 +88,44 @@ class Gathered:
         }
 
     def load(self, state: State | None, dim: int) -> None:
-        """As it was saved, after :meth:`check`."""
+        """As it was saved, after :func:`check_gathered`; None is nothing."""
         self.clear()
-        self._like, self._kept = _NOTHING, []
         if state is not None:
-            slots = state["slots"].cpu().numpy().copy()
-            forms = [(one["offset"], _loaded(one)) for one in state["forms"]]
-            like = torch.empty(0, dtype=_DTYPES[state["dtype"]])
-            self.add(Factored(forms, dim=dim, size=len(slots), scale=state["scale"], like=like), slots)
-
-    @staticmethod
-    def check(state: Any, *, dim: int, units: int) -> None:
-        """Raise if no order can have written this."""
-        try:
-            slots, forms = state["slots"].cpu().numpy(), state["forms"]
-            good = slots.dtype == np.int64 and slots.ndim == 1 and 0 < len(np.unique(slots)) == len(slots)
-            good &= bool(slots.min() >= 0 and slots.max() < units)
-            good &= type(state["scale"]) is float and 0 < state["scale"] < math.inf and state["dtype"] in (0, 1)
-            end = 0
-            for one in forms:
-                for part in one["parts"]:
-                    check_vectors("gathered", part, (len(slots), *part.shape[1:]))
-                form = _loaded(one)
-                good &= one["offset"] >= end and _plain(form)
-                end = one["offset"] + form.numel
-            good &= bool(forms) and end <= dim
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError):
-            good = False
-        if not good:
-            raise broken("gathered", f"{str(state)[:80]}", "the factors of a few batches, and their slots")
+            self.add(_loaded(state, dim), array(state["slots"]))
 
 
-def _loaded(one: State) -> Form:
-    return PLAIN[one["kind"]](*(part.cpu() for part in one["parts"]))
+def check_gathered(state: Any, *, dim: int, units: int, dtype: torch.dtype | None) -> None:
+    """Raise if no order of so many units, with vectors ``[dim]`` of this dtype, can have written this."""
+    try:
+        slots = state["slots"]
+        for part in (part for one in state["forms"] for part in one["parts"]):  # before anything is made of them
+            check_vectors("gathered", part, (len(slots), *part.shape[1:]))
+        batch = _loaded(state, dim)
+        good = slots.dtype == torch.int64 and slots.ndim == 1 and 0 <= int(slots.min()) <= int(slots.max()) < units
+        good &= len(torch.unique(slots)) == len(slots) <= _room(batch)
+        good &= type(state["scale"]) is float and 0 < state["scale"] < math.inf and dtype in (None, batch.dtype)
+        end = 0
+        for offset, form in batch.forms():
+            parts, dtypes = _parts(form), {p.dtype for p in _parts(form)}
+            good &= type(offset) is int and offset >= end and form.numel > 0
+            good &= len(dtypes) == 1 and dtypes <= {torch.float32, batch.dtype}
+            good &= all(p.ndim == 3 and not p.requires_grad and (len(parts) == 1 or p.shape[1] == 1) for p in parts)
+            end = offset + form.numel
+        good &= end <= dim
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError):
+        good = False
+    if not good:
+        raise broken("gathered", str(state)[:80], "the factors of a few batches, and their slots")
+
+
+def _loaded(state: State, dim: int) -> Factored:
+    forms = [(one["offset"], PLAIN[one["kind"]](*(part.cpu() for part in one["parts"]))) for one in state["forms"]]
+    dtype = _DTYPES[state["dtype"]]
+    return _factored(forms, size=len(state["slots"]), dim=dim, scale=state["scale"], dtype=dtype)
+
+
+def _factored(forms: list[tuple[int, Form]], *, size: int, dim: int, scale: float, dtype: torch.dtype) -> Factored:
+    return Factored(forms, dim=dim, size=size, scale=scale, like=_LIKE[dtype])
 
 
 def _forms(batch: Factored) -> Iterator[Form]:

@@ -14,7 +14,7 @@ from ordain.distributed.share import check_agreement
 from ordain.errors import InputError
 from ordain.orders.balanced import BalancedOrder
 from ordain.orders.base import Indices
-from ordain.orders.gathered import Gathered
+from ordain.orders.gathered import check_gathered
 from ordain.orders.placed import ASIDE
 from ordain.orders.places import pack, unpack
 from ordain.orders.state import State, array, broken, check_vectors
@@ -158,7 +158,9 @@ class GraB(BalancedOrder):
             for name, vector in found.items():
                 check_vectors(name, vector, shapes[name])
         if state.get("gathered") is not None:
-            Gathered.check(state["gathered"], dim=state["dim"] or 0, units=self._units)
+            table = state["vectors"].get("table") if state["vectors"] else None
+            dtype = None if table is None else table.dtype
+            check_gathered(state["gathered"], dim=state["dim"] or 0, units=self._units, dtype=dtype)
 
     def _load(self, state: State) -> None:
         super()._load(state)

@@ -19,7 +19,7 @@ from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
-from ordain.gradients.memory import shrinking
+from ordain.gradients.memory import shrinking, undisturbed
 from ordain.gradients.sharded import refuse_sharded, refuse_wrapped
 from ordain.orders.base import Indices
 from ordain.orders.placed import PlacedOrder
@@ -146,6 +146,10 @@ class LearnedOrder(PlacedOrder):
             self._together.step(None)
 
     def step(self) -> None:
+        with undisturbed():
+            self._step()
+
+    def _step(self) -> None:
         if self._together is not None:
             self._together.step(self._local_batches)
             return
@@ -240,6 +244,10 @@ class LearnedOrder(PlacedOrder):
         return whole and self._source.sum_left(out, ranks)  # type: ignore[union-attr]
 
     def observe(self, grads: Any, indices: Any = None) -> None:
+        with undisturbed():
+            self._observe(grads, indices)
+
+    def _observe(self, grads: Any, indices: Any) -> None:
         if self._together is not None:
             if indices is not None:
                 raise InputError(
@@ -292,6 +300,10 @@ class LearnedOrder(PlacedOrder):
             "dim": self._dim,
             **({} if self._sketch is None else {"given_dim": self._given_dim}),
         }
+
+    def load_state_dict(self, state: State) -> None:
+        with undisturbed():
+            super().load_state_dict(state)
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
