@@ -190,11 +190,14 @@ _HOW_PAYS = (
     "it needs more. The final training loss is against RR's at that rate; p is of a paired t test over seeds."
 )
 _HOW_CLAIMS = (
-    "A claim holds, or does not, by paired t tests over at least five seeds at p < 0.01 (Holm's p beside it is "
-    "corrected for the number of orders). A claim on several tasks holds if it does on each, and does not if one "
-    "contradicts it. Everything else is “cannot tell”. All orders start from the same weights and, but for retraining "
-    "and draws with replacement, the same first epoch; units are single examples unless said otherwise. “RR's best "
-    "rate” is the paper's protocol; “own best rate” tunes each order."
+    "A claim holds, or does not, by paired t tests over at least five seeds at p < 0.01, each comparison by itself "
+    "(Holm's p, beside it, is corrected for the number of orders). In training it is the final loss that is compared, "
+    "in validation the lowest of an epoch: the model that one would keep. The exponents hold if GraB's loss falls "
+    "faster in n than RR's by three standard errors on every problem; how near the paper's they are is told. A claim "
+    "on several tasks holds if it does on each, and does not if one contradicts it. Everything else is “cannot tell”. "
+    "All orders start from the same weights and, but for retraining and draws with replacement, the same first epoch; "
+    "units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; “own best rate” tunes "
+    "each order."
 )
 
 
