@@ -160,7 +160,7 @@ class LearnedOrder(PlacedOrder):
             return
         self._check_drawn(sum(batch.size for batch in batches))
         for batch in batches:
-            self.observe(batch)
+            self._observe(batch, None)
 
     def _local_batches(self) -> list[Local]:
         batches, examples = self._collected()
