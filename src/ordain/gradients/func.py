@@ -114,6 +114,7 @@ class FuncSource:
 
     def drop(self, size: int | None = None) -> bool:
         self._backwards.forget()
+        self._recomputing = False  # an interrupt may have fallen on the very line that begins or ends it
         last = self._reached.get(self._count)
         if size is None:
             self._reached.clear()
