@@ -31,7 +31,7 @@ def chunk_numbers() -> int:
 def scratch(*shape: int, like: Tensor) -> Tensor:
     """Room for what is used up before anybody asks for room again, in this thread.
 
-    The same each time: fresh memory costs a fault for every page, which is a quarter of the time of what is made in it.
+    The same each time: fresh memory costs a fault for every page.
     """
     numbers = math.prod(shape)
     if like.device.type != "cpu" or numbers > CHUNK_NUMBERS:

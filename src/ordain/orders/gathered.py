@@ -1,4 +1,4 @@
-"""Batches kept until they make one: products of many rows take half the time of as many products of few.
+"""Batches kept until they make one: a product of many rows takes less time than several of few.
 
 Signs are due when the epoch ends, and they are the same whatever the batches are: so factors of a few batches may wait
 for each other. Copies, since a training loop may write its next batch where this one was. They are few numbers beside
@@ -21,7 +21,7 @@ from ordain.gradients.memory import chunk_numbers
 from ordain.orders.base import Indices
 from ordain.orders.state import State, array, broken, check_vectors
 
-MOST = 256  # rows: at twice as many the Gram matrix costs what the products save (``make bench``)
+MOST = 256  # rows: at twice as many the Gram matrix costs what the products save
 FEW_NUMBERS = 2**16  # in a gradient: such products are over before anything is gathered
 _DTYPES = (torch.float32, torch.float64)  # of factors and of gradients
 _LIKE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in _DTYPES}
