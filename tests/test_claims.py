@@ -276,3 +276,6 @@ def test_the_readme_says_what_the_records_say() -> None:
     every = [gain for gain in pays.gains(evidence, [*PAPER_TASKS, *TABLES]) if gain.best and gain.arm == "grab"]
     assert all(np.median(gain.seconds) < 1.0 for gain in every if gain.seconds)
     assert {gain.run for gain in every if gain.relative > 0} == {"sst2", "qnli"}
+    assert "on none of the paper's tasks is the lowest validation loss clearly better" in told
+    validated = {title: verdict for title, verdict in verdicts(root / "results").items() if "validates" in title}
+    assert set(validated.values()) == {OPEN}

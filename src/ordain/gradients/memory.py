@@ -6,7 +6,6 @@ import contextvars
 import math
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
 import torch
@@ -17,7 +16,6 @@ from ordain.errors import MemoryLimitError, OrdainError
 CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
 HALVINGS = 8  # 64 kB at a time: what has no room for that is not helped by less
 _rooms = threading.local()
-_NO_CONTEXT: AbstractContextManager[object] = nullcontext()
 _halved = contextvars.ContextVar("halved", default=0)  # how often, in the work that is going on
 
 Answer = TypeVar("Answer")
@@ -41,21 +39,6 @@ def scratch(*shape: int, like: Tensor) -> Tensor:
         _rooms.room = None  # before more is asked for
         _rooms.room = room = like.new_empty(numbers)
     return room[:numbers].view(shape)
-
-
-def undisturbed() -> AbstractContextManager[object]:
-    """For work in an order's own numbers, whatever the training loop's context is.
-
-    Autocast would take products in fewer digits; what is made in inference mode cannot be added to later.
-    """
-    mixed = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    if not mixed and not torch.is_inference_mode_enabled():
-        return _NO_CONTEXT  # nearly always, and for nothing
-    stack = ExitStack()
-    for kind in mixed:
-        stack.enter_context(torch.autocast(kind, enabled=False))
-    stack.enter_context(torch.inference_mode(mode=False))
-    return stack
 
 
 def few_examples(size: int) -> int | None:

@@ -17,8 +17,9 @@ from ordain import _rng
 from ordain.balancing import Balancer
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
+from ordain.gradients.context import undisturbed
 from ordain.gradients.factored import Factored
-from ordain.gradients.memory import shrinking, undisturbed
+from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices
 from ordain.orders.gathered import Gathered
 from ordain.orders.learned import LearnedOrder

@@ -19,7 +19,8 @@ from ordain.distributed.share import Share, check_agreement
 from ordain.distributed.together import Company, Together
 from ordain.errors import GradientError, InputError, StateError, StepError
 from ordain.gradients import ExactSource, FuncSource, Gradients, MicrobatchSource, Sketch, Source, as_gradients
-from ordain.gradients.memory import shrinking, undisturbed
+from ordain.gradients.context import undisturbed
+from ordain.gradients.memory import shrinking
 from ordain.gradients.sharded import refuse_sharded, refuse_wrapped
 from ordain.orders.base import Indices
 from ordain.orders.placed import PlacedOrder
