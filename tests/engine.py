@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.gradients import ExactSource, Gradients, per_example_loop
+from ordain.gradients.few import cut
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,31 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     assert relative(batch.select(some).gram(), (rows @ rows.T)[some][:, some]) < tolerance
 
 
+def check_pieces(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9) -> None:
+    """A few examples of a batch after another: their products, and sums of what was made for those."""
+    generator = torch.Generator().manual_seed(2)
+    vectors = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float64)
+    for part, piece in cut(batch, 2):
+        mine = rows[part]
+        least = tolerance * float(mine.abs().max().clamp_min(1e-300))
+        gram, dots = piece.products(vectors)
+        assert relative(gram.triu(), (mine @ mine.T).triu()) < tolerance
+        assert relative(dots, vectors @ mine.T) < tolerance
+        signs = np.array([1.0, -1.0])[: len(mine)]
+        signed, total = torch.ones(rows.shape[1], dtype=torch.float64), torch.ones(rows.shape[1], dtype=torch.float64)
+        piece.add_signed(signs, signed, total)
+        assert float((signed - 1 - torch.from_numpy(signs) @ mine).abs().max()) <= least + 1e-12
+        assert float((total - 1 - mine.sum(dim=0)).abs().max()) <= least + 1e-12
+        if len(mine) == 2:
+            pair = mine[:1] - mine[1:]
+            gram, dots = piece.paired_products(vectors[:1])
+            assert float((gram - pair @ pair.T).abs().max()) <= tolerance * float((mine @ mine.T).max())
+            assert float((dots - vectors[:1] @ pair.T).abs().max()) <= tolerance * float((vectors @ mine.T).abs().max())
+            out = torch.ones(1, rows.shape[1], dtype=torch.float64)
+            piece.add_paired(signs, out)
+            assert float((out - 1 - pair).abs().max()) <= least + 1e-12
+
+
 def check(setting: Setting, size: int, reduction: str) -> None:
     """One forward and backward of a setting, its gradients against the loop's."""
     torch.manual_seed(0)
@@ -126,4 +153,6 @@ def check(setting: Setting, size: int, reduction: str) -> None:
     def alone(i: int) -> Tensor:
         return losses(call(model, example(inputs, i, size, setting.batch_dim)), 1, setting.batch_dim).sum()
 
-    check_operations(batch, per_example_loop(alone, size, parameters), tolerance=setting.tolerance)
+    rows = per_example_loop(alone, size, parameters)
+    check_operations(batch, rows, tolerance=setting.tolerance)
+    check_pieces(batch, rows, tolerance=setting.tolerance)

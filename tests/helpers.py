@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, _rng, reference
 from ordain.balancing import Balancer
+from ordain.gradients import few
+from ordain.gradients.factored import Factored
 from ordain.orders import ORDERS, Order
 
 PERMUTATIONS = [name for name, recipe in ORDERS.items() if recipe.is_permutation]
@@ -146,3 +149,18 @@ def loop_gradients(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x
         grads = torch.autograd.grad(loss(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
         rows.append(torch.cat([g.reshape(-1) for g in grads]))
     return torch.stack(rows)
+
+
+def cut_up(monkeypatch: pytest.MonkeyPatch, *, vectors: int) -> list[slice]:
+    """Have every batch of exact gradients taken so few vectors at a time; the list fills with what is taken."""
+    taken = []
+
+    def noted(batch: Factored, size: int) -> Iterator[tuple[slice, few.Few]]:
+        for part, piece in cut(batch, size):
+            taken.append(part)
+            yield part, piece
+
+    cut = few.cut
+    for constant, value in {"FEW": vectors, "FEWEST": 1, "FEW_NUMBERS": 0, "MOSTLY": 0.0, "cut": noted}.items():
+        monkeypatch.setattr(few, constant, value)
+    return taken

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine import Setting, call, doubled, losses
-from helpers import BALANCERS, reference_rule
+from helpers import BALANCERS, cut_up, reference_rule
 from settings_models import SETTINGS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -63,11 +63,14 @@ def word_for_word(task: Task, first: list[int], *, paired: bool, balancer: Balan
     return orders
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("momentum", "few"), [(0.0, False), (0.9, False), (0.9, True)])
 @pytest.mark.parametrize("balancer", ["deterministic", "walk"])
 @pytest.mark.parametrize("centering", ["mean", "pair"])
 @pytest.mark.parametrize("name", MODELS)
-def test_training_finds_the_orders_of_the_reference(name: str, centering: str, balancer: str, momentum: float) -> None:
+def test_training_finds_the_orders_of_the_reference(
+    name: str, centering: str, balancer: str, momentum: float, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = cut_up(monkeypatch, vectors=2 if centering == "mean" else 1) if few else []
     setting, n = next(s for s in SETTINGS if s.name == name), MODELS[name]
     task, twin = Task(setting, n, momentum), Task(setting, n, momentum)
     before = task.weights()
@@ -83,6 +86,7 @@ def test_training_finds_the_orders_of_the_reference(name: str, centering: str, b
     found = [order.history(epoch).tolist() for epoch in range(EPOCHS + 1)]
     wanted = word_for_word(twin, found[0], paired=centering == "pair", balancer=BALANCERS[balancer])
     assert found == wanted
+    assert len(pieces) >= few * EPOCHS * n // BATCH
     assert len({tuple(one) for one in found}) == EPOCHS + 1  # every epoch learned something
     assert torch.equal(task.weights(), twin.weights())  # and training was not disturbed, to the last bit
     assert not torch.equal(task.weights(), before)

@@ -66,9 +66,7 @@ def layer_signs(
         block = 2 if paired else 1
     for i in range(0, size, block):
         rows = min(block, size - i)
-        _block_dots(a[i : i + rows], c[i : i + rows], signed, biased, dots[0])
-        if not paired:
-            _block_dots(a[i : i + rows], c[i : i + rows], mean, biased, dots[1])
+        _block_dots(a[i : i + rows], c[i : i + rows], signed, mean, biased, dots)
         gram = np.zeros((rows, rows), a.dtype)
         outer_gram(a[i : i + rows], c[i : i + rows], 1.0 if biased else 0.0, gram)
         signs = weights[i : i + rows]
@@ -104,25 +102,42 @@ def layer_signs(
 
 
 @compile_loop
-def _block_dots(a: NDArray[Any], c: NDArray[Any], vector: NDArray[Any], biased: bool, out: NDArray[Any]) -> None:
-    """out[i] = <V, c_i a_i'> for up to four rows: each number of V is loaded once for all of them."""
+def _block_dots(
+    a: NDArray[Any], c: NDArray[Any], signed: NDArray[Any], mean: NDArray[Any], biased: bool, out: NDArray[Any]
+) -> None:
+    """out[k, i] = <V_k, c_i a_i'> for up to four rows and V of ``signed`` and, if there is room, ``mean``.
+
+    Two of V's rows at a time: each number of theirs is loaded once for four of a, and of a once for both.
+    """
     rows, d = a.shape
     few = c.shape[1]
+    both = len(out) > 1
+    zero = a.dtype.type(0)
     a0, a1, a2, a3 = a[0], a[min(1, rows - 1)], a[min(2, rows - 1)], a[min(3, rows - 1)]
-    for i in range(rows):
-        out[i] = 0
-    for j in range(few):
-        s0 = s1 = s2 = s3 = a.dtype.type(0)
-        row = vector[j * d : (j + 1) * d]
+    out[:] = 0
+    for j in range(0, few, 1 if both else 2):
+        k = j if both else min(j + 1, few - 1)
+        one = signed[j * d : (j + 1) * d]
+        two = mean[k * d : (k + 1) * d]
+        s0 = s1 = s2 = s3 = r0 = r1 = r2 = r3 = zero
         for t in range(d):
-            s0 += row[t] * a0[t]
-            s1 += row[t] * a1[t]
-            s2 += row[t] * a2[t]
-            s3 += row[t] * a3[t]
-        more = vector[few * d + j] if biased else a.dtype.type(0)
-        for i, s in enumerate((s0, s1, s2, s3)):
+            s0 += one[t] * a0[t]
+            s1 += one[t] * a1[t]
+            s2 += one[t] * a2[t]
+            s3 += one[t] * a3[t]
+            r0 += two[t] * a0[t]
+            r1 += two[t] * a1[t]
+            r2 += two[t] * a2[t]
+            r3 += two[t] * a3[t]
+        more = signed[few * d + j] if biased else zero
+        also = mean[few * d + k] if biased else zero
+        for i, (s, r) in enumerate(((s0, r0), (s1, r1), (s2, r2), (s3, r3))):
             if i < rows:
-                out[i] += c[i, j] * (s + more)
+                out[0, i] += c[i, j] * (s + more)
+                if both:
+                    out[1, i] += c[i, j] * (r + also)
+                elif k > j:
+                    out[0, i] += c[i, k] * (r + also)
 
 
 @compile_loop

@@ -161,6 +161,27 @@ def add_apart(one: NDArray[Any], other: NDArray[Any], scale: float, into: NDArra
 
 
 @compile_loop
+def add_rows(made: NDArray[Any], each: NDArray[Any], scale: float, into: NDArray[Any], also: NDArray[Any]) -> None:
+    """Into += sum_i each_i made_i and also += sum_i scale made_i, four rows at a time in one pass over memory."""
+    size, d = made.shape
+    times = made.dtype.type(scale)
+    for lo in range(0, d, 1024):
+        hi = min(lo + 1024, d)
+        x, y = into[lo:hi], also[lo:hi]
+        for i in range(0, size - size % 4, 4):
+            e0, e1, e2, e3 = each[i], each[i + 1], each[i + 2], each[i + 3]
+            g0, g1, g2, g3 = made[i, lo:hi], made[i + 1, lo:hi], made[i + 2, lo:hi], made[i + 3, lo:hi]
+            for t in range(hi - lo):
+                x[t] += (e0 * g0[t] + e1 * g1[t]) + (e2 * g2[t] + e3 * g3[t])
+                y[t] += times * ((g0[t] + g1[t]) + (g2[t] + g3[t]))
+        for i in range(size - size % 4, size):
+            e0, g0 = each[i], made[i, lo:hi]
+            for t in range(hi - lo):
+                x[t] += e0 * g0[t]
+                y[t] += times * g0[t]
+
+
+@compile_loop
 def row_dots(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """out[i] = <a_i, b_i>."""
     for i in range(a.shape[0]):

@@ -32,7 +32,7 @@ class Shifted(Form):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         self._form.add_weighted(weights, out[:, self._start : self._start + self._form.rows])
 
-    def select(self, rows: Tensor) -> Shifted:
+    def select(self, rows: Tensor | slice) -> Shifted:
         return Shifted(self._form.select(rows), self._start, self.rows)
 
     def paired(self) -> Shifted | None:
@@ -67,7 +67,7 @@ class Total(Form):
         for form in self._forms:
             form.add_weighted(weights, out)
 
-    def select(self, rows: Tensor) -> Total:
+    def select(self, rows: Tensor | slice) -> Total:
         return type(self)([form.select(rows) for form in self._forms])
 
     def paired(self) -> Total | None:

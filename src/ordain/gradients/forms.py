@@ -54,6 +54,15 @@ class Form(ABC):
         """The same, good until the next of these is made."""
         return self.make(lo, hi)
 
+    def fill(self, out: Tensor) -> None:
+        """All of every example's gradient, into ``[B, numel]``."""
+        out.view(self.size, self.rows, self.cols).copy_(self.make(0, self.rows))
+
+    @property
+    def makes(self) -> bool:
+        """Are products of these had by making them?"""
+        return True
+
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
         """``[k, rows, cols]`` to ``[k, B]``: <V_k, G_i>."""
@@ -68,7 +77,7 @@ class Form(ABC):
         self.add_weighted(torch.full_like(each, scale).unsqueeze(0), total)
 
     @abstractmethod
-    def select(self, rows: Tensor) -> Form:
+    def select(self, rows: Tensor | slice) -> Form:
         """The gradients of these examples only."""
 
     def parts(self) -> tuple[Tensor, ...] | None:
@@ -128,7 +137,7 @@ class Made(Form):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         out.view(len(weights), -1).addmm_(weights, self._made.flatten(1))
 
-    def select(self, rows: Tensor) -> Made:
+    def select(self, rows: Tensor | slice) -> Made:
         return Made(self._made[rows])
 
     def parts(self) -> tuple[Tensor, ...]:
@@ -159,6 +168,17 @@ class Outer(Form):
     def _make_once(self, lo: int, hi: int) -> Tensor:
         out = scratch(self.size, hi - lo, self.cols, like=self._a)
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a, out=out)
+
+    def fill(self, out: Tensor) -> None:
+        weight = out[:, : self.rows * self.cols].view(self.size, self.rows, self.cols)
+        if out.dtype is self._a.dtype is self._b.dtype:
+            torch.bmm(self._b.mT, self._a, out=weight)
+        else:
+            weight.copy_(self.make(0, self.rows))
+
+    @property
+    def makes(self) -> bool:
+        return not self._factored
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self._dot(vectors, [None] * len(vectors))
@@ -232,7 +252,7 @@ class Outer(Form):
     def _add_one(self, scaled: Tensor, a: Tensor, target: Tensor) -> None:
         target.addmm_(scaled.T, a)
 
-    def select(self, rows: Tensor) -> Outer:
+    def select(self, rows: Tensor | slice) -> Outer:
         return type(self)(self._a[rows], self._b[rows])
 
     def parts(self) -> tuple[Tensor, ...] | None:
@@ -319,6 +339,10 @@ class Biased(Outer):
 
     def view(self, flat: Tensor) -> Tensor:
         return flat
+
+    def fill(self, out: Tensor) -> None:
+        super().fill(out)
+        out[:, self.rows * self.cols :].copy_(self._b[:, 0])
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         weight = flat[:, : self.rows * self.cols].view(len(flat), self.rows, self.cols)

@@ -26,18 +26,19 @@ def chunk_numbers() -> int:
     return max(1, CHUNK_NUMBERS >> _halved.get())
 
 
-def scratch(*shape: int, like: Tensor) -> Tensor:
-    """Room for what is used up before anybody asks for room again, in this thread.
+def scratch(*shape: int, like: Tensor, name: str = "room") -> Tensor:
+    """Room for what is used up before anybody asks for the room of this name again, in this thread.
 
     The same each time: fresh memory costs a fault for every page.
     """
     numbers = math.prod(shape)
     if like.device.type != "cpu" or numbers > CHUNK_NUMBERS:
         return like.new_empty(shape)
-    room: Tensor | None = getattr(_rooms, "room", None)
+    room: Tensor | None = getattr(_rooms, name, None)
     if room is None or room.dtype is not like.dtype or room.numel() < numbers or room.is_inference():
-        _rooms.room = None  # before more is asked for
-        _rooms.room = room = like.new_empty(numbers)
+        setattr(_rooms, name, None)  # before more is asked for
+        room = like.new_empty(numbers)
+        setattr(_rooms, name, room)
     return room[:numbers].view(shape)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.gradients.forms import Form
 from ordain.gradients.hashing import Hashes
 from ordain.gradients.memory import chunk_numbers, in_pieces
-from ordain.gradients.small import add_products
+from ordain.gradients.small import add_products, on_cpu
 
 
 class Rows(Form):
@@ -34,31 +37,59 @@ class Rows(Form):
     def _joined(self) -> tuple[Tensor, Tensor, Tensor]:
         """The entries with those of the same example and id added up, sorted by id: ``[M]``, ``[M]``, ``[M, cols]``."""
         examples, ids, b = self._entries
+        if on_cpu(b):
+            return _join(ids * self.size + examples, b, self.size)
         keys, place = torch.unique(ids * self.size + examples, return_inverse=True)
         joined = b.new_zeros(len(keys), self.cols).index_add_(0, place, b)
         return keys % self.size, keys // self.size, joined
+
+    def _arrays(self, *others: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
+        """The joined entries for the compiled loops, if those can take them together with others."""
+        examples, ids, b = self._joined
+        return (examples.numpy(), ids.numpy(), b.numpy()) if on_cpu(b, *others) else None
 
     def make(self, lo: int, hi: int) -> Tensor:
         return _spread(self._joined, self.size, lo, hi)
 
     def dot(self, vectors: Tensor) -> Tensor:
-        examples, ids, b = self._joined
         dots = vectors.new_zeros(len(vectors), self.size)
-        for vector, row in zip(vectors, dots, strict=True):
-            row.index_add_(0, examples, torch.linalg.vecdot(vector.index_select(0, ids), b))
+        self._add_dots(vectors, dots)
         return dots
 
+    def _add_dots(self, vectors: Tensor, dots: Tensor) -> None:
+        arrays = self._arrays(vectors, dots)
+        examples, ids, b = self._joined
+        for vector, row in zip(vectors, dots, strict=True):
+            if arrays:
+                from ordain import _tables
+
+                _tables.entry_dots(*arrays, vector.numpy(), row.numpy())
+            else:
+                row.index_add_(0, examples, torch.linalg.vecdot(vector.index_select(0, ids), b))
+
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        arrays = self._arrays(weights, out)
         examples, ids, b = self._joined
         for weight, target in zip(weights, out, strict=True):
+            if arrays:
+                from ordain import _tables
+
+                _tables.entry_add(*arrays, weight.numpy(), target.numpy())
+                continue
 
             def add(lo: int, hi: int, weight: Tensor = weight, target: Tensor = target) -> None:
                 target.index_add_(0, ids[lo:hi], b[lo:hi] * weight[examples[lo:hi], None])
 
             in_pieces(len(ids), add)
 
-    def select(self, rows: Tensor) -> Rows:
+    def select(self, rows: Tensor | slice) -> Rows:
         examples, ids, b = self._joined
+        if isinstance(rows, slice):
+            lo, hi, _ = rows.indices(self.size)
+            here = ((examples >= lo) & (examples < hi)).nonzero()[:, 0]
+            part = Rows(examples[here] - lo, ids[here], b[here], size=hi - lo, rows=self.rows)
+            part._joined = part._entries  # they are, and sorted
+            return part
         chosen, entries = (rows[:, None] == examples).nonzero(as_tuple=True)
         return Rows(chosen, ids[entries], b[entries], size=len(rows), rows=self.rows)
 
@@ -68,6 +99,16 @@ class Rows(Form):
         return Rows(examples // 2, ids, b * turned, size=self.size // 2, rows=self.rows)
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+        arrays = self._arrays(gram)
+        if arrays:
+            from ordain import _tables
+
+            _tables.entry_gram(*arrays, self.size, gram.numpy())
+        else:
+            self._add_gram(gram)
+        self._add_dots(vectors, dots)
+
+    def _add_gram(self, gram: Tensor) -> None:
         """An id that one example has touches the diagonal only; the ids of several are multiplied out."""
         examples, ids, b = self._joined
         _, group, members = torch.unique_consecutive(ids, return_inverse=True, return_counts=True)
@@ -81,11 +122,21 @@ class Rows(Form):
         step = max(1, chunk_numbers() // (self.size * self.cols))
         for lo in range(0, count, step):
             made = _spread(together, self.size, lo, min(lo + step, count)).flatten(1)
-            add_products(made, made.new_empty(0, made.shape[1]), gram, dots[:0])
-        dots += self.dot(vectors)
+            add_products(made, made.new_empty(0, made.shape[1]), gram, gram[:0])
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
         hashes.add_entries(*self._entries, out)
+
+
+def _join(keys: Tensor, b: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of the same key, which is id * size + example, added up and sorted."""
+    from ordain import _tables
+
+    b = b.contiguous()
+    examples, ids, joined = torch.empty_like(keys), torch.empty_like(keys), torch.empty_like(b)
+    flat, into = keys.numpy(), (examples.numpy(), ids.numpy(), joined.numpy())
+    count = _tables.join_entries(flat, np.argsort(flat, kind="stable"), size, b.numpy(), *into)
+    return examples[:count], ids[:count], joined[:count]
 
 
 def _spread(joined: tuple[Tensor, Tensor, Tensor], size: int, lo: int, hi: int) -> Tensor:

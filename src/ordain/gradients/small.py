@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FEW_EXAMPLES, FEW_ROWS = 128, 32  # up to here the compiled products win (``make bench``)
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
 
 
 def compiled(*tensors: Tensor) -> bool:
@@ -18,7 +18,7 @@ def compiled(*tensors: Tensor) -> bool:
 def on_cpu(*tensors: Tensor) -> bool:
     """Can compiled loops take these at all? One dtype, on the CPU."""
     first = tensors[0].dtype
-    return first in _DTYPES and all(t.dtype is first and t.device.type == "cpu" for t in tensors)
+    return first in DTYPES and all(t.dtype is first and t.device.type == "cpu" for t in tensors)
 
 
 def add_products(made: Tensor, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:

@@ -6,6 +6,8 @@ are not finite, balancers of one's own) goes the general way, to the same signs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
 from ordain.gradients.context import undisturbed
 from ordain.gradients.factored import Factored
+from ordain.gradients.few import pieces
 from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices
 from ordain.orders.gathered import Gathered
@@ -119,12 +122,24 @@ class BalancedOrder(LearnedOrder):
                 self._gathered.clear()
 
     def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
+        before = self._signed
+        parts = None if cut or self._slot_first >= 0 else pieces(batch, paired=self._paired)
         try:
-            self._learn(batch, slots, cut=cut)
+            if parts is None:
+                self._learn(batch, slots, cut=cut)
+            else:
+                self._learn_pieces(parts, slots)
         except BaseException:
-            if self._changing:
+            if self._changing or self._signed > before:
                 self._start_anew()
             raise
+
+    def _learn_pieces(self, parts: Iterable[tuple[slice, Gradients]], slots: Indices) -> None:
+        """One piece of a batch after another: each starts again by itself where memory runs out."""
+        if isinstance(self._source, ExactSource):
+            self._source.forget_sums()
+        for rows, piece in parts:
+            shrinking(partial(self._learn, piece, slots[rows], cut=False))
 
     def _start_anew(self) -> None:
         """Some of a batch is in the sums and nobody knows how much: balance from zero, as an epoch begins.

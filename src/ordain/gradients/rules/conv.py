@@ -119,7 +119,7 @@ class Convolved(Form):
 
             in_pieces(self.size, add)
 
-    def select(self, rows: Tensor) -> Convolved:
+    def select(self, rows: Tensor | slice) -> Convolved:
         return Convolved(self._x[rows], self._b[rows], self._geometry)
 
     def paired(self) -> Convolved:
@@ -134,13 +134,16 @@ class Convolved(Form):
         )
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
-        # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
-        steps = self._steps
-        factored = self.size * steps**2 * (self.rows + self.cols)
-        if self._geometry.groups > 1 or factored > (self.size + steps) * self.rows * self.cols:
+        if self.makes:
             super().add_products(vectors, gram, dots)
         else:
             self.outer().add_products(vectors, gram, dots)  # its patches are dropped with it
+
+    @property
+    def makes(self) -> bool:
+        # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
+        factored = self.size * self._steps**2 * (self.rows + self.cols)
+        return self._geometry.groups > 1 or factored > (self.size + self._steps) * self.rows * self.cols
 
     def outer(self) -> Outer:
         """The same gradients with all patches copied; for one group."""
