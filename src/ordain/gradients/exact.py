@@ -118,8 +118,9 @@ class ExactSource:
                 self._hooks.ask()
         for one in passes:
             one.reached = {}  # its graph may live on for another backward
-        empty = [Factored([], dim=self.dim, size=0, scale=1.0, like=self._like)]  # of batches without an example
-        return [*batches, *(empty if len(batches) < len(passes) else [])]
+        if len(batches) < len(passes):  # some were without an example
+            batches.append(Factored([], dim=self.dim, size=0, scale=1.0, like=self._like))
+        return [*batches]
 
     def sum_left(self, out: Tensor, ranks: int) -> bool:
         """``out`` ``[d]`` = the sum of the last batch's gradients over all ranks, where p.grad is their average."""

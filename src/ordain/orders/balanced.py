@@ -161,11 +161,10 @@ class BalancedOrder(LearnedOrder):
         table = self._vectors.get("table")
         if table is None:
             table = self._allocate(batch)
-        known = table[: 1 if self._paired else 2]  # P, or P and m
-        if self._slot_first < 0 and not cut and self._learn_plain(batch, slots, known):
+        if self._slot_first < 0 and not cut and self._learn_plain(batch, slots):
             return
         rows, row_slots, counts = self._with_carried(batch, slots)
-        products = rows.products(known)
+        products = rows.products(self._known())
         gram, dots = (part.to("cpu", torch.float64).numpy() for part in products)
         gram = np.triu(gram) + np.triu(gram, 1).T
         if not np.isfinite(gram.diagonal()).all() or (cut and (self._places[row_slots] == ASIDE).any()):
@@ -226,7 +225,11 @@ class BalancedOrder(LearnedOrder):
         self._slot_part, self._part_count = (units.open_slot, units.open_count) if units else (-1, 0)
         self._changing = False
 
-    def _learn_plain(self, batch: Gradients, slots: Indices, known: Tensor) -> bool:
+    def _known(self) -> Tensor:
+        """P, or P and m."""
+        return self._vectors["table"][: 1 if self._paired else 2]
+
+    def _learn_plain(self, batch: Gradients, slots: Indices) -> bool:
         """The common case, compiled: nothing carried or left over, every row a unit, all finite."""
         if self._paired and len(slots) % 2:
             return False
@@ -239,7 +242,7 @@ class BalancedOrder(LearnedOrder):
         state = self._state.copy()
         signs = self._sign_layer(batch, u, state)
         if signs is None:
-            signs = self._sign_batch(batch, known, u, state)
+            signs = self._sign_batch(batch, u, state)
         if signs is None:
             return False
         if not self._paired:
@@ -286,9 +289,9 @@ class BalancedOrder(LearnedOrder):
             self._source.forget_sums()
         return signs if done else None
 
-    def _sign_batch(self, batch: Gradients, known: Tensor, u: Matrix, state: Matrix) -> NDArray[Any] | None:
+    def _sign_batch(self, batch: Gradients, u: Matrix, state: Matrix) -> NDArray[Any] | None:
         """The same from products of any batch."""
-        gram, dots = batch.paired_products(known) if self._paired else batch.products(known)
+        gram, dots = (batch.paired_products if self._paired else batch.products)(self._known())
         products = dots.cpu().numpy()
         signs = self._balancer.batch(
             gram.cpu().numpy(),
