@@ -6,8 +6,6 @@ are not finite, balancers of one's own) goes the general way, to the same signs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,9 @@ from ordain import _rng
 from ordain.balancing import Balancer
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.carried import Carried
-from ordain.gradients.context import undisturbed
 from ordain.gradients.factored import Factored
-from ordain.gradients.few import pieces
-from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices
-from ordain.orders.gathered import Gathered
-from ordain.orders.learned import LearnedOrder
+from ordain.orders.batched import BatchedOrder
 from ordain.orders.placed import ASIDE, WAITING
 from ordain.orders.units import Units, differences
 
@@ -34,7 +28,7 @@ Signs = NDArray[np.int8]
 _NO_UNIFORMS = np.zeros(4096)  # for balancers that toss no coin
 
 
-class BalancedOrder(LearnedOrder):
+class BalancedOrder(BatchedOrder):
     """Gives each unit, or each pair of units, a sign that keeps the signed sum small.
 
     What follows from the signs is a subclass's business, as is the end of an epoch.
@@ -50,33 +44,24 @@ class BalancedOrder(LearnedOrder):
     _sums = True
 
     def __init__(self, model: nn.Module | None, n: Any, *, paired: bool, balancer: Balancer, **options: Any) -> None:
-        super().__init__(model, n, **options)
-        self._paired = paired
+        super().__init__(model, n, paired=paired, **options)
         if paired and isinstance(self._source, ExactSource):
             self._source.forget_sums()
         self._balancer = balancer
         self._failures = 0
-        self._gathered = Gathered()
         self._vectors: dict[str, Tensor] = {}  # the table (see _allocate), and what waits: first, part
         self._mean_square = 0.0  # |m|^2
         self._parameter = 0.0  # the balancer's, for this n and d
         self._state: Matrix
-        self._signed: int
         self._summed: int
         self._surplus: float
         self._mean_inner: float
-        self._slot_first: int
         self._begin_epoch()
 
     @property
     def failures(self) -> int:
         """How many vectors the balancer failed on and Algorithm 5 decided instead, over all epochs."""
         return self._failures + int(self._state[1])
-
-    def resume(self, done: int | None = None) -> int:
-        if isinstance(done, int) and done < self._taken:
-            self._settle()  # examples that wait will come once more
-        return super().resume(done)
 
     def _pass_over(self, slots: Indices) -> None:
         super()._pass_over(slots)
@@ -94,52 +79,6 @@ class BalancedOrder(LearnedOrder):
         self._changing = False  # is a batch being added to the sums?
 
     # --- one batch --------------------------------------------------------------------------------
-
-    def _take(self, batch: Gradients, slots: Indices) -> None:
-        if self._together is None and self.group == 1 and isinstance(batch, Factored) and self._gathered.takes(batch):
-            if not self._gathered.fits(batch):
-                self._settle()  # first: what fails before the batch is added may be tried again with it
-            self._gathered.add(batch, slots)
-            self._places[slots] = WAITING
-            if self._taken + 2 * len(slots) > self.n:  # the last whole batch of the epoch
-                self._settle()
-            return
-        self._settle()
-        self._learn_or_mend(batch, slots, cut=self.group > 1)
-
-    def _take_units(self, batch: Gradients, slots: Indices) -> None:
-        self._settle()
-        self._learn_or_mend(batch, slots, cut=False)
-
-    def _settle(self) -> None:
-        """Learn from what was gathered. If that fails, those units keep the middle."""
-        if self._gathered.rows:
-            batch, slots = self._gathered.batch()
-            try:
-                with undisturbed():
-                    shrinking(lambda: self._learn_or_mend(batch, slots, cut=False))
-            finally:
-                self._gathered.clear()
-
-    def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
-        before = self._signed
-        parts = None if cut or self._slot_first >= 0 else pieces(batch, paired=self._paired)
-        try:
-            if parts is None:
-                self._learn(batch, slots, cut=cut)
-            else:
-                self._learn_pieces(parts, slots)
-        except BaseException:
-            if self._changing or self._signed > before:
-                self._start_anew()
-            raise
-
-    def _learn_pieces(self, parts: Iterable[tuple[slice, Gradients]], slots: Indices) -> None:
-        """One piece of a batch after another: each starts again by itself where memory runs out."""
-        if isinstance(self._source, ExactSource):
-            self._source.forget_sums()
-        for rows, piece in parts:
-            shrinking(partial(self._learn, piece, slots[rows], cut=False))
 
     def _start_anew(self) -> None:
         """Some of a batch is in the sums and nobody knows how much: balance from zero, as an epoch begins.
