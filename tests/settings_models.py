@@ -12,6 +12,12 @@ from settings_sequence import frozen, ids
 from torch import Tensor, nn
 
 
+def wide() -> nn.Module:
+    """Batches of seven wait until they are 47 rows."""
+    layers = [nn.Linear(24, 256), nn.LayerNorm(256), nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 7)]
+    return nn.Sequential(*layers)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
@@ -223,6 +229,7 @@ def masked(length: int) -> Callable[[int], dict[str, Any]]:
 
 SETTINGS = [
     Setting("mlp", mlp, numbers(6)),
+    Setting("wide", wide, numbers(24)),
     Setting("lenet", lenet, numbers(1, 12, 12)),
     Setting("resnet", resnet, numbers(3, 6, 6), sizes=(1, 2, 3)),
     Setting("lstm-language-model", LanguageModel, words(6)),

@@ -7,12 +7,12 @@ import io
 import numpy as np
 import pytest
 import torch
-from helpers import BALANCERS, reference_rule
+from helpers import BALANCERS
+from settings_models import wide
 from torch import nn
 
-from ordain import GraB, _rng, reference
+from ordain import GraB
 from ordain.errors import OrdainWarning, StateError
-from ordain.gradients import per_example_loop
 from ordain.gradients.forms import Biased, Outer
 
 N, SIZE = 97, 7  # of 47 rows that there is room for
@@ -21,8 +21,7 @@ CENTERINGS = pytest.mark.parametrize("centering", ["mean", "pair"])
 
 def build():
     torch.manual_seed(1)
-    layers = [nn.Linear(24, 256), nn.LayerNorm(256), nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 7)]
-    return nn.Sequential(*layers).double()
+    return wide().double()
 
 
 def data():
@@ -68,47 +67,6 @@ class Run:
 
     def waiting(self):
         return self.order._gathered.rows
-
-
-def word_for_word(run, twin, *, paired, balancer, epochs):
-    """The same training with one gradient at a time."""
-    parameters = list(twin.model.parameters())
-    d = sum(p.numel() for p in parameters)
-    book = (reference.PairGraB if paired else reference.GraB)(run.order.history(0).tolist(), d)
-    for epoch in range(epochs):
-        book.rule = reference_rule(balancer, N // 2 if paired else N, d)
-        u = _rng.uniforms(N, seed=3, stream=epoch)
-        for at in range(0, N, SIZE):
-            batch = book.sigma[at : at + SIZE]
-            x, y = twin.x[batch], twin.y[batch]
-
-            def loss(i, x=x, y=y):
-                return nn.functional.cross_entropy(twin.model(x[i : i + 1]), y[i : i + 1])
-
-            for t, row in enumerate(per_example_loop(loss, len(batch), parameters).numpy(), at):
-                book.see(row, float(u[t // 2 if paired else t]))
-            nn.functional.cross_entropy(twin.model(x), y).backward()
-            twin.optimizer.step()
-            twin.optimizer.zero_grad()
-        yield book.next_order()
-
-
-@pytest.mark.parametrize("balancer", ["deterministic", "walk"])
-@CENTERINGS
-def test_orders_are_those_of_one_gradient_at_a_time(centering, balancer):
-    run, twin = Run(centering=centering, balancer=BALANCERS[balancer]), Run()
-    twin.order.detach()
-    wanted = word_for_word(run, twin, paired=centering == "pair", balancer=BALANCERS[balancer], epochs=3)
-    run.begin()
-    for order in wanted:
-        most = 0
-        for batch in run.batches():
-            run.step(batch)
-            most = max(most, run.waiting())
-        assert most > 2 * SIZE  # they did wait
-        assert run.waiting() == 0  # and at the epoch's end all is known
-        run.begin()
-        assert run.drawn == order
 
 
 @CENTERINGS

@@ -17,7 +17,7 @@ from ordain import GraB, _rng, reference
 from ordain.balancing import Balancer
 from ordain.gradients import per_example_loop
 
-MODELS = {"mlp": 23, "lenet": 18, "lstm-language-model": 14, "vision-transformer": 13, "bert": 13}
+MODELS = {"mlp": 23, "wide": 57, "lenet": 18, "lstm-language-model": 14, "vision-transformer": 13, "bert": 13}
 BATCH, EPOCHS, SEED = 5, 3, 4
 
 
