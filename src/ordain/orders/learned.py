@@ -66,18 +66,18 @@ class LearnedOrder(PlacedOrder):
         seed: int = 0,
         distributed: Any = "auto",
     ) -> None:
-        whole = gradients == "microbatch" and model is not None
-        super().__init__(n, group=group, seed=seed, distributed=distributed, whole_units=whole)
-        self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        self._sketch = None if sketch is None else Sketch(sketch, seed=seed)
         if model is not None and not isinstance(model, nn.Module):
             raise InputError(
                 f"a model of type {type(model).__name__}",
                 expected="a torch.nn.Module first, then n",
                 remedy=f"Write {type(self).__name__}(model, len(dataset)).",
             )
+        whole = gradients == "microbatch" and model is not None
+        super().__init__(n, group=group, seed=seed, distributed=distributed, whole_units=whole)
+        self._averaged = isinstance(model, DistributedDataParallel)  # does the backward average p.grad over ranks?
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        self._sketch = None if sketch is None else Sketch(sketch, seed=seed)
         if model is not None:
             refuse_wrapped(model)
         if gradients not in _SOURCES:
