@@ -56,6 +56,7 @@ class Run:
         (lambda: LanguageModel(10_000), lambda: torch.randint(10_000, (20, 35)), True),
         (mlp, lambda: torch.randn(20, 1024), False),  # one step: the Gram matrix comes from the factors
         (lenet, lambda: torch.randn(20, 3, 32, 32), False),  # most of it is, too
+        (lambda: nn.Sequential(nn.Conv2d(32, 256, 3), nn.Flatten()), lambda: torch.randn(20, 32, 6, 6), False),
         (logistic, lambda: torch.randn(20, 784), False),
     ],
 )

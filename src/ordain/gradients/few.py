@@ -22,7 +22,7 @@ from ordain.gradients.small import DTYPES, add_products
 
 FEW, FEWEST = 8, 4  # vectors at a time: twice as many make the Gram matrix dearer, half as many every pass over s
 FEW_NUMBERS = 2**16  # in a gradient: what is smaller is over before it is cut up
-MOSTLY = 0.75  # of a gradient's numbers must be had by making for this to pay
+MOSTLY = 0.75  # of a gradient's numbers must be such that are made once; the others would be made for nothing
 
 
 class Few(Factored):
@@ -100,7 +100,7 @@ def pieces(batch: Gradients, *, paired: bool) -> Iterator[tuple[slice, Few]] | N
     if width < FEW_NUMBERS or batch.dtype not in DTYPES:
         return None
     few = min(FEW, chunk_numbers() // width)
-    made = sum(form.numel for form in dense if form.makes)  # the others would have to be, for this
+    made = sum(form.numel for form in dense if form.made_once)
     return cut(batch, few * (1 + paired)) if few >= FEWEST and made >= MOSTLY * width else None
 
 

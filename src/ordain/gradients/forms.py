@@ -34,6 +34,7 @@ class Form(ABC):
     rows: int
     cols: int
     sparse = False  # does an example touch a few rows only, so that adding them up beats adding the whole?
+    made_once = True  # is it less work to make them for products and keep them for sums, than not to?
     keeps = False  # is there room to keep what add_products makes?
     kept: Tensor | None = None  # ``[B, numel]``, once it has made and kept them
 
@@ -57,11 +58,6 @@ class Form(ABC):
     def fill(self, out: Tensor) -> None:
         """All of every example's gradient, into ``[B, numel]``."""
         out.view(self.size, self.rows, self.cols).copy_(self.make(0, self.rows))
-
-    @property
-    def makes(self) -> bool:
-        """Are products of these had by making them?"""
-        return True
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
@@ -161,6 +157,7 @@ class Outer(Form):
         factored = self.size * self._steps**2 * (self.rows + self.cols)
         made = (self.size + self._steps) * self.rows * self.cols
         self._factored = self._steps == 1 or factored < made
+        self.made_once = not self._factored
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
@@ -175,10 +172,6 @@ class Outer(Form):
             torch.bmm(self._b.mT, self._a, out=weight)
         else:
             weight.copy_(self.make(0, self.rows))
-
-    @property
-    def makes(self) -> bool:
-        return not self._factored
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self._dot(vectors, [None] * len(vectors))

@@ -56,6 +56,8 @@ class Convolved(Form):
     over the weight never makes a gradient an example: it is one ordinary convolution.
     """
 
+    made_once = False  # patches are most of the work of making, and sums need none
+
     def __init__(self, x: Tensor, b: Tensor, geometry: Geometry) -> None:
         self._x, self._b, self._geometry = x, b, geometry
         self.size, self.rows = b.shape[0], b.shape[2]
@@ -134,16 +136,13 @@ class Convolved(Form):
         )
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
-        if self.makes:
+        # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
+        steps = self._steps
+        factored = self.size * steps**2 * (self.rows + self.cols)
+        if self._geometry.groups > 1 or factored > (self.size + steps) * self.rows * self.cols:
             super().add_products(vectors, gram, dots)
         else:
             self.outer().add_products(vectors, gram, dots)  # its patches are dropped with it
-
-    @property
-    def makes(self) -> bool:
-        # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
-        factored = self.size * self._steps**2 * (self.rows + self.cols)
-        return self._geometry.groups > 1 or factored > (self.size + self._steps) * self.rows * self.cols
 
     def outer(self) -> Outer:
         """The same gradients with all patches copied; for one group."""
