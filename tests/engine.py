@@ -105,8 +105,8 @@ def check_pieces(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9) -> 
     """A few examples of a batch after another: their products, and sums of what was made for those."""
     generator = torch.Generator().manual_seed(2)
     vectors = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float64)
-    for part, piece in cut(batch, 2):
-        mine = rows[part]
+    for part, take in cut(batch, 2):
+        piece, mine = take(), rows[part]
         least = tolerance * float(mine.abs().max().clamp_min(1e-300))
         gram, dots = piece.products(vectors)
         assert relative(gram.triu(), (mine @ mine.T).triu()) < tolerance

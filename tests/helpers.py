@@ -155,10 +155,10 @@ def cut_up(monkeypatch: pytest.MonkeyPatch, *, vectors: int) -> list[slice]:
     """Have every batch of exact gradients taken so few vectors at a time; the list fills with what is taken."""
     taken = []
 
-    def noted(batch: Factored, size: int) -> Iterator[tuple[slice, few.Few]]:
-        for part, piece in cut(batch, size):
+    def noted(batch: Factored, size: int) -> Iterator[few.Piece]:
+        for part, take in cut(batch, size):
             taken.append(part)
-            yield part, piece
+            yield part, take
 
     cut = few.cut
     for constant, value in {"FEW": vectors, "FEWEST": 1, "FEW_NUMBERS": 0, "MOSTLY": 0.0, "cut": noted}.items():

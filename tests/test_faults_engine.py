@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ordain import GraB, Herding
-from ordain.errors import MemoryLimitError, StateError, StepError
+from ordain.errors import GradientError, InputError, MemoryLimitError, StateError, StepError
 from ordain.gradients import ExactSource, forms, memory
 from ordain.gradients.dense import Dense
+from ordain.gradients.rows import Rows
 
 # --- memory ---------------------------------------------------------------------------------------
 
@@ -361,6 +362,41 @@ def test_parameters_that_were_replaced_are_noticed(change: Callable[[nn.Module],
     with pytest.raises(StateError, match=r"were not there when the order was made.*assign=True"):
         run.order.step()
     run.order.detach()
+
+
+def test_parameters_that_grew_are_noticed() -> None:
+    """A vocabulary extended in place: compiled loops must not write beside the vectors of the old size."""
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3))
+    order = GraB(model, 6)
+    list(order.sampler)
+    model[0].weight.data = torch.randn(100_000, 4)
+    model(torch.full((6, 2), 99_999)).sum().backward()
+    with pytest.raises(StateError, match=r"'0\.weight' of 400000 numbers; expected 40, as when the order was made"):
+        order.step()
+
+
+def test_ids_beyond_a_table_are_refused() -> None:
+    rows = Rows(torch.tensor([0, 1]), torch.tensor([2, 5]), torch.ones(2, 3), size=2, rows=5)
+    with pytest.raises(GradientError, match="ids from 2 to 5 in a table of 5 rows"):
+        rows.dot(torch.zeros(1, 5, 3))
+
+
+def test_two_precisions_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(InputError, match=r"torch\.float64 \('1\.weight'\) beside torch\.float32 \('0\.weight'\)"):
+        GraB(model, 4)
+    GraB(nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2)), 4).detach()
+    GraB(model, 4, params=lambda name: name.startswith("1")).detach()
+    GraB(model, 4, gradients="func").detach()
+
+
+def test_an_output_without_numbers_is_nothing() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    order = GraB(model, 8)
+    for _ in batches(order, 4):
+        model(torch.randn(4, 0, 5)).sum().backward()
+        order.step()
+    assert is_permutation(order.sampler, 8)
 
 
 def test_a_layer_frozen_at_first_and_thawed_later_stays_out() -> None:

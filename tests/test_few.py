@@ -12,6 +12,7 @@ from benchmarks.models import logistic, mlp, tiny_bert
 from ordain import GraB
 from ordain.errors import MemoryLimitError, OrdainWarning
 from ordain.gradients import few, memory
+from ordain.gradients.rows import Rows
 from ordain.study.tasks.images import lenet
 from ordain.study.tasks.language import LanguageModel
 
@@ -85,9 +86,9 @@ def test_what_has_no_room_is_not_cut_up(centering, monkeypatch):
         assert (few.pieces(batch, paired=centering == "pair") is not None) == cut
 
 
-def failing(monkeypatch, name, error, *, at):
-    """The call of a method of the pieces that fails."""
-    method, calls = getattr(few.Few, name), []
+def failing(monkeypatch, name, error, *, at, of=few.Few):
+    """The call of a method that fails."""
+    method, calls = getattr(of, name), []
 
     def scarce(self, *args, **options):
         calls.append(len(calls))
@@ -95,7 +96,7 @@ def failing(monkeypatch, name, error, *, at):
             raise error
         return method(self, *args, **options)
 
-    monkeypatch.setattr(few.Few, name, scarce)
+    monkeypatch.setattr(of, name, scarce)
     return calls
 
 
@@ -110,6 +111,32 @@ def test_memory_that_runs_out_between_two_pieces_counts_nothing_twice(centering,
     assert (run.signs() == plain.signs()).all()
     torch.testing.assert_close(run.order._vectors["table"], plain.order._vectors["table"], rtol=1e-12, atol=1e-12)
     assert list(run.order.sampler) == list(plain.order.sampler)
+
+
+@pytest.mark.parametrize(("name", "at"), [("add_weighted", 1), ("select", 1), ("select", 5)])
+@CENTERINGS
+def test_memory_that_runs_out_once_in_a_piece(centering, name, at, monkeypatch):
+    """In the sum of the epoch's first piece, or as a piece is taken: nothing is lost and nothing counted twice."""
+    cut_up(monkeypatch, vectors=2)
+    plain, run = Run(centering), Run(centering)
+    plain.epoch()
+    calls = failing(monkeypatch, name, MemoryError(), at=at, of=Rows)
+    run.epoch()
+    assert len(calls) > at
+    assert (run.order._signed, run.order._summed) == (plain.order._signed, plain.order._summed)
+    torch.testing.assert_close(run.order._vectors["table"], plain.order._vectors["table"], rtol=1e-12, atol=1e-12)
+    assert list(run.order.sampler) == list(plain.order.sampler)
+
+
+@CENTERINGS
+def test_another_default_device_is_not_ours(centering, monkeypatch):
+    cut_up(monkeypatch, vectors=2)
+    plain, run = Run(centering).epoch(), Run(centering)
+    for batch in run.batches():
+        run.backward(batch)
+        with torch.device("meta"):
+            run.order.step()
+    assert list(run.order.sampler) == list(plain.sampler)
 
 
 @CENTERINGS

@@ -7,14 +7,14 @@ autograd gives to the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ordain.errors import StateError
+from ordain.errors import InputError, StateError
 from ordain.gradients.base import Gradients
 from ordain.gradients.check import check_sums
 from ordain.gradients.composed import join_biases, total
@@ -57,11 +57,8 @@ class ExactSource:
         for name, p in chosen.items():
             self._offsets[p] = (self.dim, name)
             self.dim += p.numel()
-        dtypes = [p.dtype for p in chosen.values()]
-        common = torch.float32
-        for dtype in dtypes:
-            common = torch.promote_types(common, dtype)
-        self._dtype = common
+        self._ends = {offset: offset + p.numel() for p, (offset, _) in self._offsets.items()}
+        self._dtype = _common_dtype(chosen)
         self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
         self._tries = 0
         self._size = 0
@@ -157,6 +154,9 @@ class ExactSource:
                 elif p.requires_grad:
                     forms.setdefault(place[0], []).append(form)
         placed = [(offset, total(several)) for offset, several in forms.items()]
+        for offset, form in placed:
+            if offset + form.numel != self._ends[offset]:
+                raise self._resized(offset, form.numel)
         if grads is not None:
             sparse = {offset for offset, form in placed if form.sparse}
             grads = [one for one in grads if one[0] not in sparse]
@@ -175,6 +175,14 @@ class ExactSource:
         use.check_versions()
         a, b = use.input(), use.grad()
         return Biased(a.unsqueeze(1), b.unsqueeze(1)) if a.ndim == 2 else None
+
+    def _resized(self, offset: int, numel: int) -> StateError:
+        name = next(name for place, name in self._offsets.values() if place == offset)
+        return StateError(
+            f"{name!r} of {numel} numbers",
+            expected=f"{self._ends[offset] - offset}, as when the order was made",
+            remedy="Give the model its final shape first; then make the order.",
+        )
 
     def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
         """Parameters that were not there when the order was made have no place in its vectors."""
@@ -204,6 +212,19 @@ class ExactSource:
                 return None
             found.append((self._offsets[p][0], grad))
         return found
+
+
+def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
+    """Float32, which half precision is taken in too, or float64."""
+    double = [name for name, p in params.items() if p.dtype is torch.float64]
+    other = next((name for name, p in params.items() if p.dtype is not torch.float64), None)
+    if double and other is not None:
+        raise InputError(
+            f"parameters of torch.float64 ({double[0]!r}) beside {params[other].dtype} ({other!r})",
+            expected="one of them (float16 and bfloat16 may stand beside float32)",
+            remedy="Call .float() or .double() on the model, order by some with params=, or take gradients='func'.",
+        )
+    return torch.float64 if double else torch.float32
 
 
 def _parameter(module: nn.Module, name: str) -> Tensor | None:

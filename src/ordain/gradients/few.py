@@ -8,6 +8,7 @@ still there to be added. Signs are the same: to balance is to go through the exa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from ordain.gradients.small import DTYPES, add_products
 FEW, FEWEST = 8, 4  # vectors at a time: twice as many make the Gram matrix dearer, half as many every pass over s
 FEW_NUMBERS = 2**16  # in a gradient: what is smaller is over before it is cut up
 MOSTLY = 0.75  # of a gradient's numbers must be such that are made once; the others would be made for nothing
+
+
+Piece = tuple[slice, Callable[[], "Few"]]  # which examples of a batch, and how to take them
 
 
 class Few(Factored):
@@ -91,7 +95,7 @@ class Few(Factored):
             form.add_weighted(each, self._view(out, offset, form))
 
 
-def pieces(batch: Gradients, *, paired: bool) -> Iterator[tuple[slice, Few]] | None:
+def pieces(batch: Gradients, *, paired: bool) -> Iterator[Piece] | None:
     """A batch cut up so that everything needed of it can be made at once; None where that is no faster."""
     if batch.dim < FEW_NUMBERS or type(batch) is not Factored or batch.device.type != "cpu":
         return None
@@ -104,13 +108,17 @@ def pieces(batch: Gradients, *, paired: bool) -> Iterator[tuple[slice, Few]] | N
     return cut(batch, few * (1 + paired)) if few >= FEWEST and made >= MOSTLY * width else None
 
 
-def cut(batch: Factored, few: int) -> Iterator[tuple[slice, Few]]:
-    """``few`` examples after another, and which they are."""
-    like = torch.empty(0, dtype=batch.dtype)
+def cut(batch: Factored, few: int) -> Iterator[Piece]:
+    """``few`` examples after another."""
     for lo in range(0, batch.size, few):
         rows = slice(lo, min(lo + few, batch.size))
-        forms = [(offset, form.select(rows)) for offset, form in batch.forms()]
-        yield rows, Few(forms, dim=batch.dim, size=rows.stop - lo, scale=batch.scale, like=like)
+        yield rows, partial(_some, batch, rows)
+
+
+def _some(batch: Factored, rows: slice) -> Few:
+    like = torch.empty(0, dtype=batch.dtype, device=batch.device)
+    forms = [(offset, form.select(rows)) for offset, form in batch.forms()]
+    return Few(forms, dim=batch.dim, size=rows.stop - rows.start, scale=batch.scale, like=like)
 
 
 def _side_by_side(placed: list[tuple[int, Form]]) -> Iterator[tuple[int, int, list[tuple[int, Form]]]]:
@@ -130,7 +138,7 @@ def _side_by_side(placed: list[tuple[int, Form]]) -> Iterator[tuple[int, int, li
 def _differences(form: Form) -> Form:
     pairs = form.paired()
     if pairs is None:  # it saves nothing where a Gram matrix is had without making them
-        made = torch.empty(form.size, form.numel, dtype=form.make(0, 1).dtype)
+        made = form.make(0, 1).new_empty(form.size, form.numel)
         form.fill(made)
         pairs = Made.flat(made).paired()
     return pairs

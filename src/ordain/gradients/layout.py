@@ -72,7 +72,7 @@ class Layout:
             if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_floating_point()):
                 continue
             changed = [i for i, (n, m) in enumerate(zip(one.shape, other.shape, strict=False)) if n != m]
-            if one.ndim != other.ndim or len(changed) != 1 or one.shape[changed[0]] != size:
+            if one.ndim != other.ndim or len(changed) != 1 or one.shape[changed[0]] != size or not other.numel():
                 continue
             same = one.detach().narrow(changed[0], 0, size - 1)
             self._mixed |= float((same - other).abs().max()) > 1e-2 * float(same.abs().max())

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ordain.errors import GradientError
 from ordain.gradients.forms import Form
 from ordain.gradients.hashing import Hashes
 from ordain.gradients.memory import chunk_numbers, in_pieces
@@ -38,10 +39,26 @@ class Rows(Form):
         """The entries with those of the same example and id added up, sorted by id: ``[M]``, ``[M]``, ``[M, cols]``."""
         examples, ids, b = self._entries
         if on_cpu(b):
-            return _join(ids * self.size + examples, b, self.size)
+            return self._join(ids * self.size + examples, b)
         keys, place = torch.unique(ids * self.size + examples, return_inverse=True)
         joined = b.new_zeros(len(keys), self.cols).index_add_(0, place, b)
         return keys % self.size, keys // self.size, joined
+
+    def _join(self, keys: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from keys that are id * size + example, compiled."""
+        from ordain import _tables
+
+        b = b.contiguous()
+        examples, ids, joined = torch.empty_like(keys), torch.empty_like(keys), torch.empty_like(b)
+        flat, into = keys.numpy(), (examples.numpy(), ids.numpy(), joined.numpy())
+        count = _tables.join_entries(flat, np.argsort(flat, kind="stable"), self.size, b.numpy(), *into)
+        if count and not 0 <= into[1][0] <= into[1][count - 1] < self.rows:  # compiled loops look at no bounds
+            raise GradientError(
+                f"ids from {into[1][0]} to {into[1][count - 1]} in a table of {self.rows} rows",
+                expected="ids of its rows",
+                remedy="Give the embedding its size before the order is made.",
+            )
+        return examples[:count], ids[:count], joined[:count]
 
     def _arrays(self, *others: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
         """The joined entries for the compiled loops, if those can take them together with others."""
@@ -126,17 +143,6 @@ class Rows(Form):
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
         hashes.add_entries(*self._entries, out)
-
-
-def _join(keys: Tensor, b: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of the same key, which is id * size + example, added up and sorted."""
-    from ordain import _tables
-
-    b = b.contiguous()
-    examples, ids, joined = torch.empty_like(keys), torch.empty_like(keys), torch.empty_like(b)
-    flat, into = keys.numpy(), (examples.numpy(), ids.numpy(), joined.numpy())
-    count = _tables.join_entries(flat, np.argsort(flat, kind="stable"), size, b.numpy(), *into)
-    return examples[:count], ids[:count], joined[:count]
 
 
 def _spread(joined: tuple[Tensor, Tensor, Tensor], size: int, lo: int, hi: int) -> Tensor:

@@ -6,7 +6,7 @@ Signs are the same whatever the batches are; how long they take to find is not.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from ordain.gradients import ExactSource, Gradients
 from ordain.gradients.context import undisturbed
 from ordain.gradients.factored import Factored
-from ordain.gradients.few import pieces
+from ordain.gradients.few import Piece, pieces
 from ordain.gradients.memory import shrinking
 from ordain.orders.base import Indices
 from ordain.orders.gathered import Gathered
@@ -82,21 +82,35 @@ class BatchedOrder(LearnedOrder):
                 self._gathered.clear()
 
     def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
-        before = self._signed
         parts = None if cut or self._slot_first >= 0 else pieces(batch, paired=self._paired)
+        if parts is not None:
+            self._learn_pieces(parts, slots)
+            return
         try:
-            if parts is None:
-                self._learn(batch, slots, cut=cut)
-            else:
-                self._learn_pieces(parts, slots)
+            self._learn(batch, slots, cut=cut)
         except BaseException:
-            if self._changing or self._signed > before:
+            if self._changing:
                 self._start_anew()
             raise
 
-    def _learn_pieces(self, parts: Iterable[tuple[slice, Gradients]], slots: Indices) -> None:
+    def _learn_pieces(self, parts: Iterable[Piece], slots: Indices) -> None:
         """One piece of a batch after another: each starts again by itself where memory runs out."""
         if isinstance(self._source, ExactSource):
             self._source.forget_sums()
-        for rows, piece in parts:
-            shrinking(partial(self._learn, piece, slots[rows], cut=False))
+        before, done = self._signed, False
+        try:
+            for rows, take in parts:
+                shrinking(partial(self._learn_piece, take, slots[rows]))
+                done = True
+        except BaseException:
+            if done or self._signed > before:
+                self._start_anew()  # the batch may come again, and must not count twice
+            raise
+
+    def _learn_piece(self, take: Callable[[], Gradients], slots: Indices) -> None:
+        try:
+            self._learn(take(), slots, cut=False)
+        except BaseException:
+            if self._changing:
+                self._start_anew()
+            raise

@@ -80,7 +80,7 @@ def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tenso
     if module.padding_idx is not None:
         real = ids != module.padding_idx
         examples, ids, b = examples[real], ids[real], b[real]
-    return Rows(examples, ids, b, size=size, rows=module.num_embeddings)
+    return Rows(examples, ids, b, size=size, rows=len(module.weight))
 
 
 def _refuse_options(module: nn.Embedding | nn.EmbeddingBag, path: str) -> None:
