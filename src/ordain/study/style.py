@@ -17,7 +17,7 @@ __all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "sv^D<>PXph*d"
-_PALETTE = 64  # colours of a PNG: bands over bands make many pale ones
+_PALETTE = 256  # colours of a PNG: with fewer, a line of a few points loses its own to bands of many pale ones
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.4}  # long enough to show the dashes
 
 
