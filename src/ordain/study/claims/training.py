@@ -38,7 +38,8 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     ours, theirs = evidence.entry(task, "grab"), evidence.entry(task, BASELINE)
     if view is None or comparison is None or ours is None or theirs is None:
         return Finding(OPEN, (_NOT_RUN,))
-    said = [f"At RR's best rate: {numbers(ours, theirs, metric, comparison)}"]
+    rate = "RR's best rate" if len(theirs.arm.rates) > 1 else "the only rate"
+    said = [f"At {rate}: {numbers(ours, theirs, metric, comparison)}"]
     said += _settled(ours, theirs, metric)
     if metric is TRAIN:
         said += _sooner(view)
@@ -59,8 +60,9 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
 
 def _settled(ours: Entry, theirs: Entry, metric: Metric) -> list[str]:
     """The mean over the last epochs, in which the noise of the last iterate is less; told, and no part of a verdict."""
-    found = compare(_late(ours, metric), _late(theirs, metric))
-    return _told(f"Mean over the last {LAST} epochs", found, mean(theirs.finals(metric)))
+    base = _late(theirs, metric)
+    found = compare(_late(ours, metric), base)
+    return _told(f"Mean over the last {LAST} epochs", found, mean([v for v in base.values() if v is not None]))
 
 
 def _told(what: str, found: Comparison, base: float | None) -> list[str]:

@@ -103,11 +103,13 @@ def _note(folder: Path) -> str:
 
 
 def _pays_table(found: list[Gain]) -> Table:
+    rates = {run: len({gain.rate for gain in found if gain.run == run}) for run in {gain.run for gain in found}}
+    best = {run: " (RR's best)" if count > 1 else " (the only one)" for run, count in rates.items()}
     rows = [
         (
             gain.run,
             gain.label,
-            f"{gain.rate:g}" + (" (RR's best)" if gain.best else ""),
+            f"{gain.rate:g}" + (best[gain.run] if gain.best else ""),
             _times(gain.median("epochs")),
             _times(gain.median("seconds")),
             f"{100 * gain.relative:+.2f} %",
@@ -197,7 +199,7 @@ _HOW_CLAIMS = (
     "on several tasks holds if it does on each, and does not if one contradicts it. Everything else is “cannot tell”. "
     "All orders start from the same weights and, but for retraining and draws with replacement, the same first epoch; "
     "units are single examples unless said otherwise. “RR's best rate” is the paper's protocol; “own best rate” tunes "
-    "each order."
+    "each order. The best rate is that of the lowest mean validation loss after the last epoch."
 )
 
 
