@@ -7,7 +7,7 @@ from rich.table import Table
 
 __all__ = ["GRAB_COST", "tasks"]
 
-GRAB_COST = "1.4 to 2.1"  # the range of the table in docs/gradients.md, as the README has it
+GRAB_COST = "1.3 to 1.9"  # the range of the table in docs/gradients.md, as the README has it
 
 _TABLE_WIDTH = 130  # where no terminal says otherwise
 
