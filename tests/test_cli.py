@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import ordain
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.study import cli
+from ordain.study.commands.plain import plain_errors
 from ordain.study.files import write_bytes
 
 BALANCERS = {"deterministic": Deterministic(), "walk": SelfBalancingWalk(), "halving": KernelHalving()}
@@ -210,3 +212,10 @@ def test_names_that_cannot_be_written(vectors: Path, out: Path, tmp_path: Path) 
     assert ".tmp" not in nowhere.output
     refused(call("herd", vectors, "--out", out, "--plot", tmp_path / "prefix.xyz"), "ends in .png")
     assert not out.exists()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """As under ``| head -1``: what finds nobody goes to the command line's own end, which says nothing."""
+    with pytest.raises(BrokenPipeError), plain_errors():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert capsys.readouterr().err == ""

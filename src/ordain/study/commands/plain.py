@@ -19,6 +19,8 @@ def plain_errors() -> Iterator[None]:
         yield
     except OrdainError as error:
         message = str(error)
+    except BrokenPipeError:  # who reads the output has seen enough: the command line ends quietly
+        raise
     except OSError as error:
         message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
     else:
