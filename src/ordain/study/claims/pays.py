@@ -28,6 +28,7 @@ _PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
 ARMS = {"grab": 1, "grab-pair": 2}  # and the place of each style
 _LEAST, _MOST = 1 / 8, 8.0  # of a ratio that is drawn in its place
 _NEAR = 1e-3  # of RR's lowest loss: at small rates all orders end that close, and which is lower is chance
+_ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # one mark, which no line may hide
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
             for place, name in enumerate(names, 1):
                 of = [gain for gain in found if (gain.run, gain.arm) == (name, "grab") and getattr(gain, part)]
                 at = [gain.rate / best[name] for gain in of]
-                axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **style(place).line(1))
+                look = style(place).line(1) | (_ALONE if len(at) == 1 else {})
+                axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **look)
             axes.set_title(f"{_PARTS[part].capitalize()}: times fewer than RR")
             axes.set_xlabel("learning rate / RR's best rate")
             axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
