@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from ordain import herding, reference
 from ordain.errors import InputError, StateError
 from ordain.study.lock import only_one
-from ordain.study.style import png
+from ordain.study.style import png, style
 from ordain.study.vectors import STUDIES, fitting, loops, run_study, statement1, toy_herding
 
 
@@ -201,3 +203,19 @@ def test_toy_herding_is_figure_1b(folders: dict[str, Path]) -> None:
     expected = herding.herding_objective(z, reference.herd(z, rounds=1), norm=2)
     assert record["l2"] == pytest.approx(expected)
     assert max(record["norms"]) == pytest.approx(record["l2"], rel=1e-4)
+
+
+def test_a_picture_keeps_the_colour_of_a_single_mark() -> None:
+    """Beside bands of many pale colours, of which a palette may have no room for a rare one."""
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
+    for place in range(1, 9):
+        line = style(place).line(1)
+        x = np.linspace(0, 1, 50)
+        axes.plot(x, np.sin(x * place), **line)
+        for width in (0.1, 0.2, 0.4):
+            axes.fill_between(x, np.sin(x * place) - width, np.sin(x * place) + width, color=line["color"], alpha=0.1)
+    axes.plot([0.5], [2.0], "o", color="#FF00FF", markersize=4)
+    with Image.open(io.BytesIO(png(figure, dpi=100))) as image:
+        found = np.array(image.convert("RGB")).reshape(-1, 3).astype(int)
+    assert np.abs(found - [255, 0, 255]).sum(axis=1).min() <= 6

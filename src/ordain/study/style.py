@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ __all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "sv^D<>PXph*d"
-_PALETTE = 256  # colours of a PNG: with fewer, a line of a few points loses its own to bands of many pale ones
+_PALETTE, _APART = 256, 12  # colours of a PNG, and how far apart they are at least (of 255 in red, green or blue)
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.4}  # long enough to show the dashes
 
 
@@ -70,9 +71,27 @@ def png(figure: Figure, *, dpi: int = 150) -> bytes:
     buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     with Image.open(buffer) as image:
-        few = image.convert("RGB").quantize(_PALETTE, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few = image.convert("RGB").quantize(palette=_palette(image.convert("RGB")), dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)
     return small.getvalue()
+
+
+def _palette(image: Image.Image) -> Image.Image:
+    """The most frequent colours that are no shades of each other.
+
+    Pillow's own choice gives a rare mark the colour of a frequent line, or a pale band that of another.
+    """
+    codes, counts = np.unique(np.asarray(image).reshape(-1, 3) @ np.array([1 << 16, 1 << 8, 1]), return_counts=True)
+    colours = codes[np.argsort(-counts, kind="stable"), None] >> np.array([16, 8, 0]) & 255
+    chosen = np.empty((0, 3), dtype=np.int64)
+    for colour in colours:
+        if len(chosen) == _PALETTE:
+            break
+        if not (np.abs(chosen - colour).max(axis=1) < _APART).any():
+            chosen = np.vstack([chosen, colour])
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(chosen.ravel().tolist())
+    return palette
 
 
 def svg(figure: Figure) -> bytes:
