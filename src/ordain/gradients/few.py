@@ -25,7 +25,6 @@ FEW, FEWEST = 8, 4  # vectors at a time: twice as many make the Gram matrix dear
 FEW_NUMBERS = 2**16  # in a gradient: what is smaller is over before it is cut up
 MOSTLY = 0.75  # of a gradient's numbers must be such that are made once; the others would be made for nothing
 
-
 Piece = tuple[slice, Callable[[], "Few"]]  # which examples of a batch, and how to take them
 
 

@@ -156,8 +156,7 @@ class Outer(Form):
         # rows cols a pair. Whichever multiplies less.
         factored = self.size * self._steps**2 * (self.rows + self.cols)
         made = (self.size + self._steps) * self.rows * self.cols
-        self._factored = self._steps == 1 or factored < made
-        self.made_once = not self._factored
+        self.made_once = self._steps > 1 and factored >= made
 
     def make(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
@@ -261,7 +260,7 @@ class Outer(Form):
         return Outer(a, b * turned) if self.rows <= self.cols else Outer(a * turned, b)
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
-        if not self._factored:
+        if self.made_once:
             super().add_products(vectors, gram, dots)
             return
         if self._arrays and gram.dtype is self._a.dtype:

@@ -83,15 +83,10 @@ class BatchedOrder(LearnedOrder):
 
     def _learn_or_mend(self, batch: Gradients, slots: Indices, *, cut: bool) -> None:
         parts = None if cut or self._slot_first >= 0 else pieces(batch, paired=self._paired)
-        if parts is not None:
+        if parts is None:
+            self._learn_part(lambda: batch, slots, cut=cut)
+        else:
             self._learn_pieces(parts, slots)
-            return
-        try:
-            self._learn(batch, slots, cut=cut)
-        except BaseException:
-            if self._changing:
-                self._start_anew()
-            raise
 
     def _learn_pieces(self, parts: Iterable[Piece], slots: Indices) -> None:
         """One piece of a batch after another: each starts again by itself where memory runs out."""
@@ -100,16 +95,16 @@ class BatchedOrder(LearnedOrder):
         before, done = self._signed, False
         try:
             for rows, take in parts:
-                shrinking(partial(self._learn_piece, take, slots[rows]))
+                shrinking(partial(self._learn_part, take, slots[rows], cut=False))
                 done = True
         except BaseException:
             if done or self._signed > before:
                 self._start_anew()  # the batch may come again, and must not count twice
             raise
 
-    def _learn_piece(self, take: Callable[[], Gradients], slots: Indices) -> None:
+    def _learn_part(self, take: Callable[[], Gradients], slots: Indices, *, cut: bool) -> None:
         try:
-            self._learn(take(), slots, cut=False)
+            self._learn(take(), slots, cut=cut)
         except BaseException:
             if self._changing:
                 self._start_anew()

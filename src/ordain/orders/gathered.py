@@ -18,13 +18,13 @@ from torch import Tensor
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import PLAIN, Form
 from ordain.gradients.memory import chunk_numbers
+from ordain.gradients.small import DTYPES
 from ordain.orders.base import Indices
 from ordain.orders.state import State, array, broken, check_vectors
 
 MOST = 256  # rows: at twice as many the Gram matrix costs what the products save
 FEW_NUMBERS = 2**16  # in a gradient: such products are over before anything is gathered
-_DTYPES = (torch.float32, torch.float64)  # of factors and of gradients
-_LIKE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in _DTYPES}
+_LIKE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in DTYPES}
 _NOTHING = Factored([], dim=0, size=0, scale=1.0, like=_LIKE[torch.float32])
 
 
@@ -80,7 +80,7 @@ class Gathered:
         return {
             "slots": torch.from_numpy(slots),
             "scale": batch.scale,
-            "dtype": _DTYPES.index(batch.dtype),
+            "dtype": DTYPES.index(batch.dtype),
             "forms": [
                 {"offset": offset, "kind": type(form).__name__, "parts": [part.clone() for part in _parts(form)]}
                 for offset, form in batch.forms()
@@ -120,7 +120,7 @@ def check_gathered(state: Any, *, dim: int, units: int, dtype: torch.dtype | Non
 
 def _loaded(state: State, dim: int) -> Factored:
     forms = [(one["offset"], PLAIN[one["kind"]](*(part.cpu() for part in one["parts"]))) for one in state["forms"]]
-    dtype = _DTYPES[state["dtype"]]
+    dtype = DTYPES[state["dtype"]]
     return _factored(forms, size=len(state["slots"]), dim=dim, scale=state["scale"], dtype=dtype)
 
 
@@ -137,7 +137,7 @@ def _parts(form: Form) -> tuple[Tensor, ...]:
 
 
 def _plain(form: Form) -> bool:
-    return bool(_parts(form)) and all(p.dtype in _DTYPES and p.device.type == "cpu" for p in _parts(form))
+    return bool(_parts(form)) and all(p.dtype in DTYPES and p.device.type == "cpu" for p in _parts(form))
 
 
 def _room(batch: Factored) -> int:
