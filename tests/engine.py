@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.gradients import ExactSource, Gradients, per_example_loop
+from ordain.gradients.each import each
 from ordain.gradients.few import cut
 
 
@@ -74,7 +75,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9) -> None:
-    """gram, dot, products, weighted_sum and select of a batch against its rows [B, d]."""
+    """All that a batch can be asked for, against its rows [B, d]."""
     generator = torch.Generator().manual_seed(1)
     size, dim = rows.shape
     assert (batch.size, batch.dim) == (size, dim)
@@ -86,6 +87,7 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     assert relative(batch.gram(), rows @ rows.T) < tolerance
     assert relative(batch.dot(vectors), vectors @ rows.T) < tolerance
     assert relative(batch.weighted_sum(weights), weights @ rows) < tolerance
+    assert relative(each(batch), rows) < tolerance
     start = torch.ones(2, dim, dtype=torch.float64)
     assert relative(batch.weighted_sum(weights, out=start), weights @ rows + 1) < tolerance
     even = batch.select(torch.arange(size - size % 2))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ordain.errors import GradientError, InputError, UnsupportedModuleError
 from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients, memory
 from ordain.gradients.carried import Carried
+from ordain.gradients.each import each, fill
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Made, Outer
 
@@ -37,6 +38,7 @@ def test_three_operations(form: str) -> None:
     torch.testing.assert_close(batch.gram(), rows @ rows.T)
     torch.testing.assert_close(batch.dot(vectors), vectors @ rows.T)
     torch.testing.assert_close(batch.weighted_sum(weights), weights @ rows)
+    assert torch.equal(each(batch), rows)
     picked = torch.tensor([0, 3, 4])
     torch.testing.assert_close(rows_of(batch.select(picked)), rows[picked])
 
@@ -223,6 +225,9 @@ def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.
         (33, Outer(random(6, 16, 11), random(6, 16, 13))),
     ]
     batch = Factored(forms, dim=176, size=6, scale=6.0, like=torch.empty(0, dtype=torch.float64))
+    out = torch.full((6, 176), torch.nan, dtype=torch.float64)
+    fill(batch, out)
+    torch.testing.assert_close(out, rows_of(batch))
     signs = np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
     out = random(1, 176)
     expected = batch.weighted_sum(torch.from_numpy(signs)[None], out=out.clone())

@@ -176,20 +176,26 @@ def stream_signs(
     Returns ``stop``, or -1 - t where vector t failed.
     """
     d = z.shape[1]
+    sign = 0
+    row[:] = 0.0
     for t in range(start, stop):
         first = order[2 * t] if paired else order[t]
         inner = 0.0
         square = 0.0
+        # The vector before goes into s on the way: so s is read once for each vector.
         if paired:
             second = order[2 * t + 1]
             for j in range(d):
+                s[j] += sign * row[j]
                 row[j] = float(z[first, j]) - float(z[second, j])
+                inner += row[j] * s[j]
+                square += row[j] * row[j]
         else:
             for j in range(d):
+                s[j] += sign * row[j]
                 row[j] = z[first, j] - centre[j]
-        for j in range(d):
-            inner += row[j] * s[j]
-            square += row[j] * row[j]
+                inner += row[j] * s[j]
+                square += row[j] * row[j]
         sign = decide(kind, inner, square, math.sqrt(max(state[0], 0.0)), False, u[t - start], state, param)
         if sign == UNSURE:
             sup = 0.0
@@ -201,8 +207,8 @@ def stream_signs(
             return -1 - t
         state[0] += 2.0 * sign * inner + square
         signs[t - start] = sign
-        for j in range(d):
-            s[j] += sign * row[j]
+    for j in range(d):
+        s[j] += sign * row[j]
     return stop
 
 

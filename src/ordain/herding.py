@@ -304,7 +304,7 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
     for start, stop in _blocks(rows):
         with np.errstate(invalid="ignore", over="ignore"):
             total += rows[start:stop].sum(axis=0, dtype=np.float64)
-        largest = max(largest, float(np.abs(rows[start:stop]).max()))
+        largest = max(largest, float(rows[start:stop].max()), -float(rows[start:stop].min()))
         if not np.isfinite(total).all():
             bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1)) + start
             what = f"NaN or infinity in row {bad[0]}" if len(bad) else f"sums beyond float64 near row {start}"

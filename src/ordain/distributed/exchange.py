@@ -16,6 +16,7 @@ from ordain.distributed.wire import Placed, packed, unpacked
 from ordain.errors import RanksError
 from ordain.gradients.base import Gradients
 from ordain.gradients.dense import Dense
+from ordain.gradients.each import each
 from ordain.gradients.factored import Factored
 from ordain.gradients.forms import Made
 
@@ -192,8 +193,8 @@ class Meeting:
 def forms_of(batch: Gradients) -> tuple[Placed, float]:
     """A batch's forms and scale, whatever kind of batch it is."""
     if isinstance(batch, Factored):
-        return list(batch._forms), batch.scale
-    blocks = batch._blocks if isinstance(batch, Dense) else [batch.weighted_sum(torch.eye(batch.size).to(batch.device))]
+        return list(batch.forms()), batch.scale
+    blocks = batch.blocks() if isinstance(batch, Dense) else [each(batch)]
     placed: Placed = []
     offset = 0
     for block in blocks:

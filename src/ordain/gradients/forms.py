@@ -56,8 +56,10 @@ class Form(ABC):
         return self.make(lo, hi)
 
     def fill(self, out: Tensor) -> None:
-        """All of every example's gradient, into ``[B, numel]``."""
-        out.view(self.size, self.rows, self.cols).copy_(self.make(0, self.rows))
+        """All of every example's gradient, into ``[B, numel]``; a chunk of rows at a time."""
+        whole = out.view(self.size, self.rows, self.cols)
+        for lo, hi in self.chunks():
+            whole[:, lo:hi].copy_(self._make_once(lo, hi))
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:

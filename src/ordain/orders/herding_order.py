@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from ordain import herding
 from ordain.errors import InputError, MemoryLimitError, OrdainError
 from ordain.gradients import Gradients
+from ordain.gradients.each import fill
+from ordain.gradients.memory import scratch
 from ordain.orders.base import Indices
 from ordain.orders.learned import LearnedOrder
 from ordain.orders.placed import ASIDE, UNSEEN
@@ -112,9 +114,12 @@ class Herding(LearnedOrder):
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(self._units, batch.dim, dtype=batch.dtype)
-        weights = torch.from_numpy(shares).to(batch.device, batch.dtype)
-        rows = batch.weighted_sum(torch.diag(weights)).cpu()
-        if not (rows.abs() <= herding.LARGEST).all():  # as NaN is not: nor can any routine take more than that
+        like = torch.empty(0, dtype=batch.dtype, device=batch.device)
+        rows = scratch(batch.size, batch.dim, like=like, name="stored")
+        fill(batch, rows)
+        rows = rows.mul_(torch.from_numpy(shares).to(rows)[:, None]).cpu()
+        least, most = rows.aminmax()
+        if not (least >= -herding.LARGEST and most <= herding.LARGEST):  # as NaN is not, nor can any routine take more
             squares = batch.gram().diagonal().to("cpu", torch.float64)
             bad = ~(squares.numpy() <= herding.LARGEST**2)
             kept = np.flatnonzero(~bad)
