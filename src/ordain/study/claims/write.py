@@ -118,7 +118,7 @@ def _pays_table(found: list[Gain]) -> Table:
         )
         for gain in found
     ]
-    headings = ("run", "order", "rate", "epochs", "processor seconds", "final training loss", "p", "seeds")
+    headings = ("run", "order", "rate", "times fewer epochs", "times fewer seconds", "final loss", "p", "seeds")
     return Table("When does it pay?", headings, rows)
 
 
@@ -126,16 +126,17 @@ def _times(ratio: float | None) -> str:
     """The median seed's; it never got there if that is 0."""
     if ratio is None:
         return NOTHING
-    return f"{ratio:.2f} times fewer" if ratio else "never"
+    return f"{ratio:.2f}" if ratio else "never"
 
 
 def _facts(header: Header) -> str:
     """Seeds, epochs and what was reduced."""
     config, problem = header.config, header.problem
     if header.kind != TRAINING:
-        return f"{config.get('seeds', '?')} seeds"
-    told = [f"{len(config.get('seeds', []))} seeds", f"{config.get('epochs')} epochs"]
-    told.append(f"rates {value_text(config.get('rates', []))}")
+        return _counted(config.get("seeds", "?"), "seed")
+    rates = config.get("rates", [])
+    told = [_counted(len(config.get("seeds", [])), "seed"), _counted(config.get("epochs"), "epoch")]
+    told.append(f"{'rate' if len(rates) == 1 else 'rates'} {value_text(rates)}")
     told.append(f"batches of {config.get('batch_size')}")
     if config.get("optimizer", "sgd") != "sgd":
         told.append(str(config["optimizer"]))
@@ -143,6 +144,10 @@ def _facts(header: Header) -> str:
         whole = TASKS[header.task].examples if header.task in TASKS else None
         told.append(f"REDUCED to {count_text(problem.get('train'))} of {count_text(whole)} training examples")
     return ", ".join(told)
+
+
+def _counted(count: Any, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _commands(header: Header) -> list[str]:
