@@ -141,8 +141,9 @@ def test_html_in_records_is_inert(made: Path) -> None:
 def test_markdown_tables_are_whole(made: Path) -> None:
     lines = [line for line in (made / "report.md").read_text().splitlines() if line.startswith("|")]
     widths = [len(re.findall(r"(?<!\\)\|", line)) - 1 for line in lines]
-    assert widths == [15] * 16 + [5] * (len(lines) - 16)  # two tables of six arms, and what is not compared
-    assert len(lines) > 18
+    # Two tables of six arms, one of their two rates, and what is not compared.
+    assert widths == [15] * 16 + [3] * 8 + [5] * (len(lines) - 24)
+    assert len(lines) > 26
 
 
 def test_markdown_escapes() -> None:

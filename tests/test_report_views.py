@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from scipy.stats import ttest_rel
 from study_records import end, epoch, path_of, start, write_config, write_job, write_lines
 
 from ordain.errors import InputError
 from ordain.study.report import training, write_report
 from ordain.study.report.asked import absent, with_asked
 from ordain.study.report.curves import draw_curves, styles
+from ordain.study.report.rates import rates_table
 from ordain.study.report.rows import HEADINGS, cells, rows, to_goal
 from ordain.study.report.sentences import headline, sentences
 from ordain.study.report.text import plain
@@ -57,6 +59,27 @@ def test_each_at_its_own_rate_and_all_at_that_of_rr(folder: Path) -> None:
     assert sentences(own, TRAIN)[0].text.endswith("rate 0.3, RR at 0.1.")
     assert sentences(same, TRAIN)[0].text.endswith("5 seeds; rate 0.1.")
     assert "0.1" in same.title
+
+
+def test_every_order_at_every_rate(folder: Path) -> None:
+    """Each beside RR at the same rate, and over the seeds both have."""
+    assert rates_table(read_run(folder)) is None
+    ours, theirs = [0.41, 0.40, 0.42, 0.40], [0.60, 0.62, 0.61, 0.60, 0.90]
+    jobs(folder, "rr", theirs, lr=0.3)
+    jobs(folder, "grab", ours, lr=0.3)
+    jobs(folder, "so", [0.5], lr=0.1)
+    for seed in range(5):
+        write_lines(path_of(folder, "greedy", 0.3, seed), [start("greedy", 0.3, seed), end(0, "refused", "too large")])
+    table = rates_table(read_run(folder))
+    assert table is not None
+    assert table.headings == ("order", "at 0.1", "at 0.3")
+    told = {row[0]: row[1:] for row in table.rows}
+    share = 100 * (sum(ours) - sum(theirs[:4])) / sum(theirs[:4])
+    p = ttest_rel(ours, theirs[:4]).pvalue
+    assert told["random reshuffling"] == ("0.5120 ± 0.0130", "0.6660 ± 0.1311")
+    assert told["GraB"] == ("not run at this rate", f"0.4075 ± 0.0096; {share:+.2f} %, p = {p:.2g}")
+    assert told["shuffle once"] == ("0.5000; +0.00 %", "not run at this rate")  # one seed: no deviation, and no p
+    assert told["greedy"] == ("not run at this rate", "refused")
 
 
 def test_rates_are_chosen_by_validation_not_by_training(folder: Path) -> None:

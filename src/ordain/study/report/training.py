@@ -8,6 +8,7 @@ from ordain.study.report.asked import absent, with_asked
 from ordain.study.report.content import Content, Section, Table, Telling, commands, count_text, made_with, value_text
 from ordain.study.report.figures import training_figures
 from ordain.study.report.ranks import ranks_section, ranks_table
+from ordain.study.report.rates import rates_table
 from ordain.study.report.rows import HEADINGS, Row, cells, rows
 from ordain.study.report.sentences import OUT, Sentence, headline, sentences
 from ordain.study.report.text import NOTHING, bytes_text
@@ -45,7 +46,7 @@ def training_content(run: Run) -> Content:
     drawn = training_figures(run, found)
     curves = [Section(_capital(view.title), "", drawn[view.name]) for view in found]
     costs = Section("Rates and costs", f"Time, memory and speed: {found[0].title}.", drawn["costs"])
-    ranks, ranks_numbers = ranks_section(found[0]), ranks_table(run, found[0])
+    ranks, more = ranks_section(found[0]), (rates_table(run), ranks_table(run, found[0]))
     out = [*problems(run), *absent(run, found)]
     return Content(
         title=f"{run.header.task}: {_subject(run)}",
@@ -53,7 +54,7 @@ def training_content(run: Run) -> Content:
         warnings=_warnings(run, found, out),
         tellings=[_telling(run, view) for view in found],
         sections=[section for section in (*curves, ranks, costs) if section and section.figures],
-        tables=[*(_table(view) for view in found), *([ranks_numbers] if ranks_numbers else [])],
+        tables=[*(_table(view) for view in found), *(table for table in more if table)],
         problems=_problem_table(out) if out else None,
         notes=_NOTES,
         made_with=made_with(run.header),

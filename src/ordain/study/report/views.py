@@ -9,7 +9,7 @@ from ordain.study.report.statistics import Comparison, compare, corrected, mean
 from ordain.study.runs.arms import baseline_of, is_baseline
 from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
 
-__all__ = ["Entry", "Metric", "Problem", "View", "best_rate", "gathered", "metrics", "problems", "views"]
+__all__ = ["Entry", "Metric", "Problem", "View", "at_rate", "best_rate", "gathered", "metrics", "problems", "views"]
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,11 @@ def views(run: Run) -> list[View]:
     if all(rate in (None, shared[name]) for name, rate in rates.items()):
         return [same]
     return [own, same]
+
+
+def at_rate(run: Run, rate: float) -> View:
+    """All arms at this one."""
+    return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate), _length(run)))
 
 
 def best_rate(arm: Arm, *, length: int) -> float | None:
