@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -176,12 +177,13 @@ def test_a_sum_in_pieces_adds_each_piece_once() -> None:
         memory.in_pieces(23, add)
 
 
-def test_stored_gradients_that_find_no_room_change_nothing() -> None:
+def test_stored_gradients_that_find_no_room_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Herding(None, 6)
     list(order.sampler)
     order.observe(torch.ones(3, 4, dtype=torch.float64))
     before = order.state_dict()
     rows = torch.ones(3, 4, dtype=torch.float64)
+    monkeypatch.setattr(memory, "_rooms", threading.local())  # as if the batch before had been smaller
     with Scarce(2, ERRORS["cpu"]), pytest.raises(MemoryLimitError):
         order.observe(rows)
     assert str(order.state_dict()) == str(before)
