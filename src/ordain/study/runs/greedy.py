@@ -31,7 +31,7 @@ def too_slow(arm: Arm, config: RunConfig, n: int, d: int) -> str | None:
         return None
     return (
         f"greedy herding of {units:,} gradients of {d:,} numbers would take about {hours:.2g} hours an epoch; "
-        f"expected at most {config.greedy_hours:g} hours for the {config.epochs - 1} epochs that herd. Raise "
+        f"expected at most {config.greedy_hours:g} h for the {config.epochs - 1} epochs that herd. Raise "
         "--greedy-hours, order larger units (greedy@64), train on fewer examples with --limit, or use GraB, whose "
         "work is O(nd)."
     )
