@@ -60,7 +60,7 @@ def main() -> None:
             sent = (order.sent_bytes - before) / len(loader)
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.6f}, the order sent {sent:,.0f} bytes a step")
             ordain.save(options.checkpoint, model=model, optimizer=optimizer, order=order)
-    dist.barrier()  # no rank ends while another saves, or while gloo's threads still hold the last tensors
+    dist.barrier()  # no rank ends while another still saves
     dist.destroy_process_group()
 
 

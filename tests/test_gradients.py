@@ -225,9 +225,6 @@ def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.
         (33, Outer(random(6, 16, 11), random(6, 16, 13))),
     ]
     batch = Factored(forms, dim=176, size=6, scale=6.0, like=torch.empty(0, dtype=torch.float64))
-    out = torch.full((6, 176), torch.nan, dtype=torch.float64)
-    fill(batch, out)
-    torch.testing.assert_close(out, rows_of(batch))
     signs = np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
     out = random(1, 176)
     expected = batch.weighted_sum(torch.from_numpy(signs)[None], out=out.clone())
@@ -239,3 +236,18 @@ def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.
     batch.add_paired(signs, out)
     torch.testing.assert_close(out, expected)
     assert len(batch._pairs) == {0: 0, 300: 2, 10**6: 3}[room]
+
+
+@pytest.mark.parametrize("room", [1, 30, 10**6])  # a row at a time, a few, all
+def test_rows_are_filled_whatever_was_there(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk at a time, and zero where a parameter (here numbers 41 to 44) got no gradient."""
+    monkeypatch.setattr(memory, "CHUNK_NUMBERS", room)
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(6, 9, width, generator=rng, dtype=torch.float64) for width in (5, 4))
+    made = torch.randn(6, 7, 3, generator=rng, dtype=torch.float64)
+    forms = [(0, Outer(a, b)), (20, Made(made))]
+    batch = Factored(forms, dim=45, size=6, scale=6.0, like=torch.empty(0, dtype=torch.float64))
+    out = torch.full((6, 45), torch.nan, dtype=torch.float64)
+    fill(batch, out)
+    parts = [torch.einsum("btr,btc->brc", b, a).flatten(1), made.flatten(1), torch.zeros(6, 4, dtype=torch.float64)]
+    torch.testing.assert_close(out, 6.0 * torch.cat(parts, dim=1))

@@ -11,7 +11,7 @@ from ordain.study.claims.reasons import LAST
 from ordain.study.report.rows import rows
 from ordain.study.report.sentences import numbers
 from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, mean, verdict
-from ordain.study.report.text import p_text
+from ordain.study.report.text import p_equals
 from ordain.study.report.views import TRAIN, VALID, Entry, Metric, View
 from ordain.study.runs.arms import BASELINE
 
@@ -70,7 +70,7 @@ def _told(what: str, found: Comparison, base: float | None) -> list[str]:
         return []
     word = "lower" if found.difference < 0 else "higher"
     share = f"{100 * abs(found.difference) / base:.2g} % {word} than RR's"
-    return [f"{what}: {share} (p = {p_text(found.p)})."]
+    return [f"{what}: {share} ({p_equals(found.p)})."]
 
 
 def _lowest(entry: Entry) -> dict[int, float]:

@@ -19,7 +19,7 @@ from ordain.study.report import markdown
 from ordain.study.report.content import Table, count_text, value_text
 from ordain.study.report.figures import Drawn, draw
 from ordain.study.report.page import embedded, render
-from ordain.study.report.text import NOTHING, p_text
+from ordain.study.report.text import NOTHING, counted, p_text
 from ordain.study.runs.header import TRAINING, Header, read_header
 from ordain.study.tasks.catalogue import TASKS
 
@@ -133,9 +133,9 @@ def _facts(header: Header) -> str:
     """Seeds, epochs and what was reduced."""
     config, problem = header.config, header.problem
     if header.kind != TRAINING:
-        return _counted(config.get("seeds", "?"), "seed")
+        return counted(config.get("seeds", "?"), "seed")
     rates = config.get("rates", [])
-    told = [_counted(len(config.get("seeds", [])), "seed"), _counted(config.get("epochs"), "epoch")]
+    told = [counted(len(config.get("seeds", [])), "seed"), counted(config.get("epochs"), "epoch")]
     told.append(f"{'rate' if len(rates) == 1 else 'rates'} {value_text(rates)}")
     told.append(f"batches of {config.get('batch_size')}")
     if config.get("optimizer", "sgd") != "sgd":
@@ -144,10 +144,6 @@ def _facts(header: Header) -> str:
         whole = TASKS[header.task].examples if header.task in TASKS else None
         told.append(f"REDUCED to {count_text(problem.get('train'))} of {count_text(whole)} training examples")
     return ", ".join(told)
-
-
-def _counted(count: Any, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _commands(header: Header) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ordain.study.report.content import Table
+from ordain.study.report.sentences import mean_over
 from ordain.study.report.statistics import Comparison, mean, sd
-from ordain.study.report.text import p_text, places, spread
+from ordain.study.report.text import p_equals, places, spread
 from ordain.study.report.views import TRAIN, Entry, View, at_rate
 from ordain.study.runs.records import Run
 
@@ -35,8 +36,7 @@ def _cell(entry: Entry, baseline: Entry | None, found: Comparison | None, decima
     told = spread(mean(entry.finals(TRAIN)), sd(entry.finals(TRAIN)), decimals)
     if baseline is None or found is None or found.difference is None:
         return told
-    theirs = baseline.final(TRAIN)
-    base = mean([loss for seed in found.seeds if (loss := theirs[seed]) is not None])
+    base = mean_over(baseline, TRAIN, found.seeds)
     if base:
         told += f"; {100 * found.difference / base:+.2f} %"
-    return told if found.p is None else f"{told}, p = {p_text(found.p)}"
+    return told if found.p is None else f"{told}, {p_equals(found.p)}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ordain.study.report.statistics import CANNOT_TELL, FEW_SEEDS, HELPS, SAME, WORSE, Comparison, mean, verdict
-from ordain.study.report.text import number, p_text, places
+from ordain.study.report.text import counted, number, p_equals, places
 from ordain.study.report.views import TRAIN, Entry, Metric, View
 from ordain.study.runs.arms import is_baseline
 
-__all__ = ["OUT", "Sentence", "headline", "numbers", "sentences"]
+__all__ = ["OUT", "Sentence", "headline", "mean_over", "numbers", "sentences"]
 
 _LEADS = {
     HELPS: "{} helps",
@@ -63,7 +63,7 @@ def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: 
 
 def numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Comparison, *, whose: str = "RR") -> str:
     """What an arm reached against another (``whose``), and whether that is luck."""
-    ours, theirs = (_mean_over(of, metric, comparison.seeds) for of in (entry, baseline))
+    ours, theirs = (mean_over(of, metric, comparison.seeds) for of in (entry, baseline))
     name, _, unit = metric.title.partition(", ")
     unit = f" {unit}" if unit else ""
     decimals = 2 if unit else places([ours, theirs])
@@ -89,20 +89,20 @@ def _percent(share: float) -> str:
 def _test(comparison: Comparison) -> str:
     if comparison.p is None:
         return "nothing to test"
-    named = {"p": p_text(comparison.p)}
-    if comparison.holm is not None:  # one comparison alone has none
-        named["Holm p"] = p_text(comparison.holm)
-    return ", ".join(f"{name} {text}" if text.startswith("<") else f"{name} = {text}" for name, text in named.items())
+    if comparison.holm is None:  # one comparison alone has none
+        return p_equals(comparison.p)
+    return f"{p_equals(comparison.p)}, {p_equals(comparison.holm, 'Holm p')}"
 
 
 def _seeds(entry: Entry, baseline: Entry, seeds: tuple[int, ...]) -> str:
-    count = f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    count = counted(len(seeds), "seed")
     if entry.jobs.keys() == baseline.jobs.keys():
         return count
     return f"over the {count} that both have ({', '.join(str(seed) for seed in seeds)})"
 
 
-def _mean_over(entry: Entry, metric: Metric, seeds: tuple[int, ...]) -> float:
+def mean_over(entry: Entry, metric: Metric, seeds: tuple[int, ...]) -> float:
+    """Of the final values in these seeds, as shown; 0 if there is none."""
     finals = entry.final(metric)
     found = mean([metric.scale * value for seed in seeds if (value := finals[seed]) is not None])
     return 0.0 if found is None else found
@@ -123,6 +123,6 @@ def headline(view: View) -> str:
     parts = [f"{count} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count]
     if not said.count(HELPS):
         parts.insert(0, "none has a clearly lower training loss than random reshuffling")
-    counted = f"Of {len(said)} order{'s' * (len(said) != 1)}, {', '.join(parts)}."
+    summary = f"Of {counted(len(said), 'order')}, {', '.join(parts)}."
     tested = sum(comparison.p is not None for comparison in view.comparisons(TRAIN).values())
-    return f"{counted} {_UNCORRECTED}" if tested > 1 else counted
+    return f"{summary} {_UNCORRECTED}" if tested > 1 else summary

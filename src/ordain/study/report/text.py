@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["NOTHING", "bytes_text", "number", "p_text", "places", "plain", "seconds_text", "spread"]
+__all__ = [
+    "NOTHING",
+    "bytes_text",
+    "counted",
+    "number",
+    "p_equals",
+    "p_text",
+    "places",
+    "plain",
+    "seconds_text",
+    "spread",
+]
 
 NOTHING = "-"
 _LONGEST = 40
@@ -40,6 +51,25 @@ def p_text(p: float | None) -> str:
     if p is None:
         return NOTHING
     return "< 1e-16" if p < 1e-16 else f"{p:.2g}"
+
+
+def p_equals(p: float | None, name: str = "p") -> str:
+    """The same in a sentence.
+
+    >>> p_equals(0.0123), p_equals(0.0, "Holm p")
+    ('p = 0.012', 'Holm p < 1e-16')
+    """
+    text = p_text(p)
+    return f"{name} {text}" if text.startswith("<") else f"{name} = {text}"
+
+
+def counted(count: object, what: str) -> str:
+    """One or more of something.
+
+    >>> counted(1, "seed"), counted(5, "seed")
+    ('1 seed', '5 seeds')
+    """
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def bytes_text(size: float | None) -> str:

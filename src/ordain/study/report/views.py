@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ordain.study.report.statistics import Comparison, compare, corrected, mean
+from ordain.study.report.text import counted
 from ordain.study.runs.arms import baseline_of, is_baseline
 from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
 
@@ -173,7 +174,7 @@ def problems(run: Run) -> list[Problem]:
                 state, why = "shorter", f"it ended after epoch {job.epochs[-1].epoch}, others after {length}"
             elif state == "unfinished":
                 last = job.epochs[-1].epoch if job.epochs else 0
-                why = f"{last} epoch{'s' * (last != 1)} so far"
+                why = f"{counted(last, 'epoch')} so far"
             if job.needed_bytes:
                 why += f" (needs {job.needed_bytes:,} bytes)"
             if state != DONE:

@@ -29,9 +29,10 @@ def too_slow(arm: Arm, config: RunConfig, n: int, d: int) -> str | None:
     hours = greedy_seconds(units, d) / 3600
     if hours * (config.epochs - 1) <= config.greedy_hours:
         return None
+    most = config.greedy_hours
     return (
         f"greedy herding of {units:,} gradients of {d:,} numbers would take about {hours:.2g} hours an epoch; "
-        f"expected at most {config.greedy_hours:g} h for the {config.epochs - 1} epochs that herd. Raise "
+        f"expected at most {most:g} hour{'s' * (most != 1)} for the {config.epochs - 1} epochs that herd. Raise "
         "--greedy-hours, order larger units (greedy@64), train on fewer examples with --limit, or use GraB, whose "
         "work is O(nd)."
     )

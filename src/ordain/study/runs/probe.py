@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.gradients import ExactSource
-from ordain.gradients.each import each
 from ordain.study.tasks import Problem
 
 __all__ = ["check_size", "per_example_gradients", "stale_fresh"]
@@ -37,7 +36,7 @@ def per_example_gradients(problem: Problem, model: nn.Module) -> Tensor:
     for start in range(0, len(problem.train_x), _ROWS):
         rows = slice(start, start + _ROWS)
         problem.loss(problem.forward(watched, problem.train_x[rows]), problem.train_y[rows]).backward()  # type: ignore[no-untyped-call]
-        found += [each(batch) for batch in source.collect()]
+        found += [batch.weighted_sum(torch.eye(batch.size, dtype=batch.dtype)) for batch in source.collect()]
         watched.zero_grad()
     source.detach()
     return torch.cat(found)
