@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import interleaved, median_ratio
-from ordain.gradients.small import add_products
+from ordain.kernels.dispatch import add_products
 
 SIZES = ((64, 784), (64, 4096), (32, 65_536), (20, 200_000), (128, 1024))
 

@@ -44,7 +44,7 @@ def traffic(model: nn.Module, shape: tuple[int, ...], options: dict[str, Any] | 
         for _ in range(size):
             next(indices)
         if step == 2:  # descriptions and agreements have been sent, and code is compiled
-            sent, seconds = order._share.ranks.sent, time.process_time()
+            sent, seconds = order.sent_bytes, time.process_time()
         x, y = torch.randn(size, *shape, generator=generator), torch.randint(10, (size,), generator=generator)
         cross_entropy(wrapped(x), y).backward()
         order.step()
@@ -52,7 +52,7 @@ def traffic(model: nn.Module, shape: tuple[int, ...], options: dict[str, Any] | 
     order.detach()
     numbers = sum(p.numel() for p in model.parameters())
     return {
-        "bytes": (order._share.ranks.sent - sent) / STEPS,
+        "bytes": (order.sent_bytes - sent) / STEPS,
         "cpu": (time.process_time() - seconds) / STEPS,
         "gradient": numbers * 4.0,
         "batch x d": size * numbers * 4.0,

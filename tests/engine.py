@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.gradients import ExactSource, Gradients, per_example_loop
-from ordain.gradients.each import each
-from ordain.gradients.few import cut
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     assert relative(batch.gram(), rows @ rows.T) < tolerance
     assert relative(batch.dot(vectors), vectors @ rows.T) < tolerance
     assert relative(batch.weighted_sum(weights), weights @ rows) < tolerance
-    assert relative(each(batch), rows) < tolerance
+    assert relative(batch.rows(), rows) < tolerance
     start = torch.ones(2, dim, dtype=torch.float64)
     assert relative(batch.weighted_sum(weights, out=start), weights @ rows + 1) < tolerance
     even = batch.select(torch.arange(size - size % 2))
@@ -101,31 +98,6 @@ def check_operations(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9)
     some = torch.arange(0, size, 2)
     assert relative(batch.select(some).weighted_sum(weights[:, some]), weights[:, some] @ rows[some]) < tolerance
     assert relative(batch.select(some).gram(), (rows @ rows.T)[some][:, some]) < tolerance
-
-
-def check_pieces(batch: Gradients, rows: Tensor, *, tolerance: float = 1e-9) -> None:
-    """A few examples of a batch after another: their products, and sums of what was made for those."""
-    generator = torch.Generator().manual_seed(2)
-    vectors = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float64)
-    for part, take in cut(batch, 2):
-        piece, mine = take(), rows[part]
-        least = tolerance * float(mine.abs().max().clamp_min(1e-300))
-        gram, dots = piece.products(vectors)
-        assert relative(gram.triu(), (mine @ mine.T).triu()) < tolerance
-        assert relative(dots, vectors @ mine.T) < tolerance
-        signs = np.array([1.0, -1.0])[: len(mine)]
-        signed, total = torch.ones(rows.shape[1], dtype=torch.float64), torch.ones(rows.shape[1], dtype=torch.float64)
-        piece.add_signed(signs, signed, total)
-        assert float((signed - 1 - torch.from_numpy(signs) @ mine).abs().max()) <= least + 1e-12
-        assert float((total - 1 - mine.sum(dim=0)).abs().max()) <= least + 1e-12
-        if len(mine) == 2:
-            pair = mine[:1] - mine[1:]
-            gram, dots = piece.paired_products(vectors[:1])
-            assert float((gram - pair @ pair.T).abs().max()) <= tolerance * float((mine @ mine.T).max())
-            assert float((dots - vectors[:1] @ pair.T).abs().max()) <= tolerance * float((vectors @ mine.T).abs().max())
-            out = torch.ones(1, rows.shape[1], dtype=torch.float64)
-            piece.add_paired(signs, out)
-            assert float((out - 1 - pair).abs().max()) <= least + 1e-12
 
 
 def check(setting: Setting, size: int, reduction: str) -> None:
@@ -146,7 +118,8 @@ def check(setting: Setting, size: int, reduction: str) -> None:
 
     source = ExactSource(model, loss_reduction=reduction, batch_dim=setting.batch_dim, **setting.options)
     loss().backward()
-    (batch,) = source.collect()
+    ((batch, examples),) = source.collect()
+    assert examples == size
     source.detach()
     for p, before in zip(parameters, plain, strict=True):
         assert (p.grad is None) == (before is None)
@@ -157,4 +130,3 @@ def check(setting: Setting, size: int, reduction: str) -> None:
 
     rows = per_example_loop(alone, size, parameters)
     check_operations(batch, rows, tolerance=setting.tolerance)
-    check_pieces(batch, rows, tolerance=setting.tolerance)

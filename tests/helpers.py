@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, _rng, reference
 from ordain.balancing import Balancer
-from ordain.gradients import few
-from ordain.gradients.factored import Factored
 from ordain.orders import ORDERS, Order
 
 PERMUTATIONS = [name for name, recipe in ORDERS.items() if recipe.is_permutation]
@@ -151,16 +148,7 @@ def loop_gradients(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x
     return torch.stack(rows)
 
 
-def cut_up(monkeypatch: pytest.MonkeyPatch, *, vectors: int) -> list[slice]:
-    """Have every batch of exact gradients taken so few vectors at a time; the list fills with what is taken."""
-    taken = []
-
-    def noted(batch: Factored, size: int) -> Iterator[few.Piece]:
-        for part, take in cut(batch, size):
-            taken.append(part)
-            yield part, take
-
-    cut = few.cut
-    for constant, value in {"FEW": vectors, "FEWEST": 1, "FEW_NUMBERS": 0, "MOSTLY": 0.0, "cut": noted}.items():
-        monkeypatch.setattr(few, constant, value)
-    return taken
+def same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

@@ -15,16 +15,16 @@ class ThreadRanks:
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]) -> None:
         self.rank, self.size = rank, size
-        self._barrier, self._board = barrier, board
+        self.barrier, self._board = barrier, board
         self.sent = self.calls = 0
 
     def gather(self, tensor: Tensor) -> Tensor:
         self.sent += tensor.numel() * tensor.element_size()
         self.calls += 1
         self._board[self.rank] = tensor.clone()
-        self._barrier.wait()
+        self.barrier.wait()
         every = torch.stack(self._board)
-        self._barrier.wait()
+        self.barrier.wait()
         return every
 
     def add(self, tensor: Tensor) -> None:

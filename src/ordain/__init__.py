@@ -9,9 +9,11 @@
 
 from importlib.metadata import version
 
-from ordain.balancing import Deterministic, KernelHalving, SelfBalancingWalk
+from ordain import distributed
+from ordain.balancing import Balancer, Deterministic, KernelHalving, SelfBalancingWalk
 from ordain.checkpoint import load, save
 from ordain.orders import (
+    Always,
     FixedOrder,
     FlipFlop,
     GraB,
@@ -19,13 +21,17 @@ from ordain.orders import (
     Herding,
     Order,
     RandomReshuffling,
+    Schedule,
     ShuffleOnce,
+    Until,
     WithReplacement,
 )
 
 __version__ = version("ordain")
 
 __all__ = [
+    "Always",
+    "Balancer",
     "Deterministic",
     "FixedOrder",
     "FlipFlop",
@@ -35,10 +41,13 @@ __all__ = [
     "KernelHalving",
     "Order",
     "RandomReshuffling",
+    "Schedule",
     "SelfBalancingWalk",
     "ShuffleOnce",
+    "Until",
     "WithReplacement",
     "__version__",
+    "distributed",
     "load",
     "save",
 ]

@@ -17,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from ordain import _rng
-from ordain.balancing import WALK, Balancer, Deterministic, check_balancer
+from ordain.balancing.balancers import (
+    Balancer,
+    Deterministic,
+    SelfBalancingWalk,
+    check_balancer,
+    check_signs,
+    compiled_rule,
+    walk_failure,
+)
 from ordain.errors import BalancingFailedError, InputError
 
 __all__ = ["balance", "greedy", "herd", "herding_objective", "prefix_norms", "reorder"]
@@ -28,6 +36,7 @@ Progress = Callable[[int, int], None]
 
 _BLOCK_NUMBERS = 2**21  # 16 MB of float64: what is held besides the input
 _GREEDY_GRAM_BYTES = 2**28
+_GRAM_ROWS = 256  # vectors at a time for balancers that are not built in
 _WALK_ATTEMPTS = 100
 LARGEST = 1e140
 
@@ -123,7 +132,7 @@ def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -
         centre: line 2 of Algorithm 1; False leaves it out, as the proof of Statement 1 does.
         progress: called with (vectors placed, vectors in all).
     """
-    from ordain import _kernels
+    from ordain.kernels.greedy import greedy_gram, greedy_stream
 
     rows, mean = _read(z)
     mean = mean if centre else np.zeros_like(mean)
@@ -143,9 +152,9 @@ def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -
     for start in range(0, n, chunk):
         stop = min(start + chunk, n)
         if whole:
-            _kernels.greedy_gram(gram, inner, left, sigma, start, stop)
+            greedy_gram(gram, inner, left, sigma, start, stop)
         else:
-            _kernels.greedy_stream(rows, mean, squares, row, inner, left, sigma, start, stop)
+            greedy_stream(rows, mean, squares, row, inner, left, sigma, start, stop)
         if progress:
             progress(stop, n)
     return _like(z, sigma)
@@ -240,29 +249,65 @@ def _signs(
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.int8]:
     """One pass over the vectors, streamed: on the CPU this beats Gram blocks (``python -m benchmarks herd``)."""
-    from ordain import _kernels
-
     d = rows.shape[1]
     count = len(sigma) // 2 if paired else len(sigma)
     centre = np.zeros(d) if centre is None else centre
     state, s, row = balancer.start(), np.zeros(d), np.empty(d)
-    if balancer.kind == WALK:
+    if type(balancer) is SelfBalancingWalk:
         state[2] = _largest_norm(rows, sigma, centre, paired)  # all vectors are here: the bound is exact
-    parameter = balancer.parameter(n=count, d=d)
+    rule = compiled_rule(balancer, n=count, d=d)
     signs = np.zeros(count, dtype=np.int8)
-    chunk = max(1, _BLOCK_NUMBERS // d)
+    chunk = max(1, _BLOCK_NUMBERS // d) if rule else max(1, min(_GRAM_ROWS, _BLOCK_NUMBERS // d))
     for start in range(0, count, chunk):
         stop = min(start + chunk, count)
         u = np.zeros(stop - start)
         if balancer.random:
             u = _rng.uniforms(stop - start, seed=seed, stream=stream, start=start)
-        done = _kernels.stream_signs(
-            balancer.kind, rows, sigma, start, stop, paired, centre, s, row, u, state, parameter, signs[start:stop]
-        )
-        if done < 0:
-            raise balancer.failure(-1 - done, parameter)
+        if rule is not None:
+            from ordain.kernels.signs import stream_signs
+
+            done = stream_signs(
+                rule[0], rows, sigma, start, stop, paired, centre, s, row, u, state, rule[1], signs[start:stop]
+            )
+            if done < 0:
+                raise walk_failure(-1 - done, rule[1])
+        else:
+            signs[start:stop] = _block_signs(rows, sigma, start, stop, balancer, centre, paired, s, u, state, count)
         if progress:
             progress(stop)
+    return signs
+
+
+def _block_signs(
+    rows: NDArray[Any],
+    sigma: NDArray[np.int64],
+    start: int,
+    stop: int,
+    balancer: Balancer,
+    centre: NDArray[np.float64],
+    paired: bool,
+    s: NDArray[np.float64],
+    u: NDArray[np.float64],
+    state: NDArray[np.float64],
+    count: int,
+) -> NDArray[np.int8]:
+    """Signs of vectors ``start .. stop`` by the balancer's own ``signs()``; ``s`` is brought up to date."""
+    if paired:
+        z = rows[sigma[2 * start : 2 * stop : 2]].astype(np.float64) - rows[sigma[2 * start + 1 : 2 * stop : 2]]
+    else:
+        z = rows[sigma[start:stop]] - centre
+    found = balancer.signs(
+        z @ s,
+        z @ z.T,
+        n=count,
+        d=rows.shape[1],
+        state=state,
+        u=u,
+        sup=lambda signs: float(np.abs(s + signs @ z[: len(signs)]).max()),
+        fallback=False,
+    )
+    signs = check_signs(found, len(z), balancer)
+    s += signs @ z
     return signs
 
 

@@ -105,11 +105,9 @@ def not_a_member(store: dist.Store, rank: int) -> dict[str, Any]:
 
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
     "killed": (lost_in_mid_epoch, ("exact", "kill", 120.0)),
-    "killed, sum": (lost_in_mid_epoch, ("sum", "kill", 120.0)),
     "exited": (lost_in_mid_epoch, ("exact", "exit", 120.0)),
     "raised": (lost_in_mid_epoch, ("exact", "raise", 120.0)),
     "stuck": (lost_in_mid_epoch, ("exact", "stuck", 8.0)),
-    "stuck, sum": (lost_in_mid_epoch, ("sum", "stuck", 8.0)),
     "not made": (not_made, ()),
     "made otherwise": (made_otherwise, ()),
     "ended before": (ended_before, ()),

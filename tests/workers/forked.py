@@ -14,10 +14,6 @@ import traceback
 import torch._dynamo  # noqa: F401 (the first optimizer imports it, in 2 seconds)
 import torch.distributed as dist
 
-import ordain._kernels
-import ordain._layer
-import ordain._products  # noqa: F401 (these bring numba)
-
 
 def rank_of(script: str, words: list[str]) -> int:
     """The script in a process of its own, to its end; gives the process's id."""

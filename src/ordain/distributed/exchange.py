@@ -9,31 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ordain.distributed.gathered import Gathered
-from ordain.distributed.join import joined
+from ordain.distributed.codec import decode, encode
+from ordain.distributed.concat import concat
+from ordain.distributed.global_batch import GlobalBatch
 from ordain.distributed.ranks import Ranks, agreed, failed_on, gather_texts
-from ordain.distributed.wire import Placed, packed, unpacked
 from ordain.errors import RanksError
-from ordain.gradients.base import Gradients
-from ordain.gradients.dense import Dense
-from ordain.gradients.each import each
-from ordain.gradients.factored import Factored
-from ordain.gradients.forms import Made
+from ordain.gradients import Collected
+from ordain.gradients.factored import Placed
 
 _FAILED, _STEPPED, _SKIPPED, _JOINED = range(4)
-
-
-@dataclass(frozen=True)
-class Local:
-    """What this rank brings to a step.
-
-    Attributes:
-        size: how many examples.
-        batch: their gradients; None if they are passed over.
-    """
-
-    size: int
-    batch: Gradients | None
 
 
 class Exchange:
@@ -44,38 +28,38 @@ class Exchange:
         self._known: dict[int, str] = {}  # by digest: the same on every rank, since all hear of each at once
 
     def meet(
-        self, collect: Callable[[], Sequence[Local]] | None, stands: tuple[int, int, int], *, send: bool
+        self, collect: Callable[[], Sequence[Collected | int]] | None, stands: tuple[int, int, int]
     ) -> Iterator[Meeting]:
         """One meeting for each batch of the rank that has most.
 
         Args:
-            collect: gives this rank's batches, and may raise: then every rank does. None: this rank has no more
-                batches in this epoch and only keeps the others company.
+            collect: returns this rank's batches, and may raise: then every rank does. None: this rank has no more
+                batches in this epoch and only takes part while others have.
             stands: (epoch, examples done, digest of the order), which must be the same everywhere.
-            send: whether gradients are sent, or only numbers of examples.
         """
         error: BaseException | None = None
-        batches: Sequence[Local] = []
+        batches: Sequence[Collected | int] = []
         try:
             batches = collect() if collect is not None else []
         except Exception as raised:  # every rank must hear of it, or wait for ever
             error = raised
         number = 0
         while True:
-            mine = batches[number] if number < len(batches) else Local(0, None)
+            mine = batches[number] if number < len(batches) else 0
+            size = mine if isinstance(mine, int) else mine.examples
             text, data = "", torch.empty(0, dtype=torch.uint8)
             try:
-                if send and mine.batch is not None and mine.size:
-                    forms, scale = forms_of(mine.batch)
-                    text, data = packed(forms, size=mine.batch.size, scale=scale)
+                if not isinstance(mine, int) and size:
+                    placed, scale = mine.gradients.by_parameter()
+                    text, data = encode(placed, size=mine.gradients.size, scale=scale)
             except Exception as raised:
                 error = raised
             status = _FAILED if error else _JOINED if collect is None else _STEPPED
-            if status == _STEPPED and mine.batch is None and mine.size:
+            if status == _STEPPED and isinstance(mine, int) and size:
                 status = _SKIPPED
             digest = fingerprint(text.encode())
             more = number + 1 < len(batches)
-            row = torch.tensor([status, more, mine.size, digest, len(data), _kind(mine), *stands])
+            row = torch.tensor([status, more, size, digest, len(data), _kind(mine), *stands])
             try:
                 heads = self.ranks.gather(row)
             except RanksError as lost:
@@ -84,9 +68,9 @@ class Exchange:
                 raise
             self._check(heads, error)
             texts = self._texts(heads[:, 3], text)
-            every = self._numbers(heads[:, 4], data) if send else None
+            every = self._numbers(heads[:, 4], data)
             number += 1
-            yield Meeting(self.ranks, heads, texts, every, mine)
+            yield Meeting(self.ranks, heads, texts, every)
             stands = (stands[0], -1, stands[2])  # the examples done have gone on, on all ranks alike
             if not heads[:, 1].any():
                 return
@@ -145,7 +129,6 @@ class Meeting:
     heads: Tensor
     texts: list[str]
     data: Tensor | None
-    mine: Local
 
     @property
     def sizes(self) -> list[int]:
@@ -162,7 +145,7 @@ class Meeting:
         """Which ranks pass theirs over."""
         return [int(status) == _SKIPPED for status in self.heads[:, 0]]
 
-    def gathered(self, kept: Sequence[Tensor], places: Sequence[Tensor], *, device: torch.device) -> Gathered:
+    def batch(self, kept: Sequence[Tensor], places: Sequence[Tensor], *, device: torch.device) -> GlobalBatch:
         """All ranks' gradients.
 
         Args:
@@ -178,36 +161,23 @@ class Meeting:
                 batches.append([])
                 scales.append(0.0)
                 continue
-            size, scale, forms = unpacked(text, self.data[rank])
+            size, scale, placed = decode(text, self.data[rank])
             if len(rows) < size:
-                forms = [(offset, form.select(rows)) for offset, form in forms]
-            batches.append(forms)
+                placed = [(offset, grads.select(rows)) for offset, grads in placed]
+            batches.append(placed)
             scales.append(scale)
         common = max(scales)
-        forms = joined(batches, places, [scale / common if scale else 1.0 for scale in scales])
+        whole = concat(batches, places, [scale / common if scale else 1.0 for scale in scales])
         total = sum(len(place) for place in places)
         most = int(self.heads[:, 4].max()) // like.element_size()  # as many numbers as a rank has sent already
-        return Gathered(forms, ranks=self.ranks, dim=like.shape[1], size=total, scale=common, like=like, most=most)
+        return GlobalBatch(whole, ranks=self.ranks, dim=like.shape[1], size=total, scale=common, like=like, most=most)
 
 
-def forms_of(batch: Gradients) -> tuple[Placed, float]:
-    """A batch's forms and scale, whatever kind of batch it is."""
-    if isinstance(batch, Factored):
-        return list(batch.forms()), batch.scale
-    blocks = batch.blocks() if isinstance(batch, Dense) else [each(batch)]
-    placed: Placed = []
-    offset = 0
-    for block in blocks:
-        placed.append((offset, Made(block.unsqueeze(1))))
-        offset += block.shape[1]
-    return placed, 1.0
-
-
-def _kind(mine: Local) -> int:
+def _kind(mine: Collected | int) -> int:
     """Length and dtype of a rank's gradients; 0 if it has none."""
-    if mine.batch is None or not mine.size:
+    if isinstance(mine, int) or not mine.examples:
         return 0
-    return 2 * mine.batch.dim + (mine.batch.dtype == torch.float64)
+    return 2 * mine.gradients.dim + (mine.gradients.dtype == torch.float64)
 
 
 def fingerprint(data: bytes) -> int:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ordain.errors import StateError
-
-if TYPE_CHECKING:
-    from ordain.orders.base import Order
+from ordain.orders import Order
 
 
 def stateful(order: Order) -> Stateful:
@@ -39,10 +37,9 @@ class Stateful:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        share = order._share
         # All ranks have the same state, of which one copy is written, unless each has an order of its own.
-        alone = share is not None and share.alone
-        self._name = f"state of rank {share.ranks.rank}" if alone and share is not None else "state"
+        rank = order.state_dict(vectors=False, history=False).get("rank")
+        self._name = "state" if rank is None else f"state of rank {rank}"
 
     def state_dict(self) -> dict[str, Any]:
         """One entry, of bytes."""
@@ -56,7 +53,7 @@ class Stateful:
         try:
             if not isinstance(data, bytes):
                 raise ValueError(f"{type(data).__name__} for {self._name!r}")
-            state = torch.load(io.BytesIO(data), map_location=self._order._device(), weights_only=True)
+            state = torch.load(io.BytesIO(data), map_location=self._order.device, weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
             raise StateError(
                 f"a state of an order that cannot be read ({str(error).partition(chr(10))[0][:120]})",

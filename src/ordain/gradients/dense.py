@@ -1,9 +1,10 @@
-"""Gradients that are simply there: given by the user or made by torch.func."""
+"""Materialised gradients: passed in by the user, or computed by torch.func."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,46 +12,31 @@ import torch
 from torch import Tensor
 
 from ordain.errors import GradientError
-from ordain.gradients.base import Gradients
+from ordain.gradients.hashing import HashFamily
+from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.gradients.protocol import Gradients
 
 
-class Dense:
+class Dense(Gradients):
     """Per-example gradients held as blocks ``[B, d_1], [B, d_2], ...`` that are never joined."""
 
     def __init__(self, blocks: Sequence[Tensor]) -> None:
-        self._blocks = tuple(blocks)
-
-    @property
-    def size(self) -> int:
-        return self._blocks[0].shape[0]
-
-    @property
-    def dim(self) -> int:
-        return sum(block.shape[1] for block in self._blocks)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._blocks[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._blocks[0].device
-
-    def blocks(self) -> tuple[Tensor, ...]:
-        """``[B, d_1], [B, d_2], ...``: the gradients as they are held."""
-        return self._blocks
+        self.blocks = tuple(blocks)
+        self._widths = [block.shape[1] for block in self.blocks]
+        self.size, self.dim = self.blocks[0].shape[0], sum(self._widths)
+        self.dtype, self.device = self.blocks[0].dtype, self.blocks[0].device
 
     def gram(self) -> Tensor:
-        first, *rest = self._blocks
+        first, *rest = self.blocks
         total = first @ first.T
         for block in rest:
             total.addmm_(block, block.T)
         return total
 
     def dot(self, vectors: Tensor) -> Tensor:
-        parts = torch.split(vectors, [block.shape[1] for block in self._blocks], dim=1)
-        total = parts[0] @ self._blocks[0].T
-        for part, block in zip(parts[1:], self._blocks[1:], strict=True):
+        parts = torch.split(vectors, self._widths, dim=1)
+        total = parts[0] @ self.blocks[0].T
+        for part, block in zip(parts[1:], self.blocks[1:], strict=True):
             total.addmm_(part, block.T)
         return total
 
@@ -58,17 +44,31 @@ class Dense:
         return self.gram(), self.dot(vectors)
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        return Dense([block[0::2] - block[1::2] for block in self._blocks]).products(vectors)
+        return Dense([block[0::2] - block[1::2] for block in self.blocks]).products(vectors)
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
-            return torch.cat([weights @ block for block in self._blocks], dim=1)
-        for part, block in zip(torch.split(out, [b.shape[1] for b in self._blocks], dim=1), self._blocks, strict=True):
+            return torch.cat([weights @ block for block in self.blocks], dim=1)
+        for part, block in zip(torch.split(out, self._widths, dim=1), self.blocks, strict=True):
             part.addmm_(weights, block)
         return out
 
     def select(self, rows: Tensor) -> Dense:
-        return Dense([block[rows] for block in self._blocks])
+        return Dense([block[rows] for block in self.blocks])
+
+    def rows(self, out: Tensor | None = None) -> Tensor:
+        return torch.cat(self.blocks, dim=1, out=out)
+
+    def add_sketch(self, family: HashFamily, out: Tensor) -> None:
+        for offset, block in self._placed():
+            family.hashes(offset, 1, block.shape[1], out).add_materialized(block.unsqueeze(1), out)
+
+    def by_parameter(self) -> tuple[list[tuple[int, ParamGrads]], float]:
+        return [(offset, Materialized(block.unsqueeze(1))) for offset, block in self._placed()], 1.0
+
+    def _placed(self) -> Iterator[tuple[int, Tensor]]:
+        offsets = accumulate(self._widths, initial=0)
+        return zip(offsets, self.blocks, strict=False)
 
 
 def as_gradients(grads: Any) -> Gradients:
@@ -78,8 +78,8 @@ def as_gradients(grads: Any) -> Gradients:
         grads: ``[B, d]``; or a dict or list of ``[B, *shape]`` in a fixed order; torch or NumPy; or
             anything that already is a :class:`~ordain.gradients.Gradients`.
     """
-    if hasattr(grads, "weighted_sum") and hasattr(grads, "gram"):
-        return grads  # type: ignore[no-any-return]
+    if isinstance(grads, Gradients):
+        return grads
     if isinstance(grads, Mapping):
         named = {str(key): value for key, value in grads.items()}
     elif isinstance(grads, (list, tuple)):

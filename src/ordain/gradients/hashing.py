@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from ordain.gradients.memory import chunk_numbers
 
 # Nanoseconds on one core of a Xeon at 2.8 GHz: they choose between two ways to the same numbers.
 _TRANSFORM, _MULTIPLY, _SCATTER, _MAKE = 0.6, 2.0, 5.0, 0.1
+_KEPT = (
+    2**16
+)  # hashes of longer flat gradients are drawn each time: keeping them would take more memory than a gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +55,18 @@ class Hashes:
         """Those of rows lo .. hi alone."""
         return replace(self, row_places=self.row_places[lo:hi], row_signs=self.row_signs[lo:hi])
 
-    def add_made(self, made: Tensor, out: Tensor) -> None:
-        """Add the sketches of gradients ``[B, rows, cols]`` that are there to ``out`` ``[B, k]``."""
-        size, rows, cols = made.shape
+    def add_materialized(self, grads: Tensor, out: Tensor) -> None:
+        """Add the sketches of materialised gradients ``[B, rows, cols]`` to ``out`` ``[B, k]``."""
+        size, rows, cols = grads.shape
         step = max(1, chunk_numbers() // max(1, size * rows))  # of a flat gradient there is one row, however long
         for lo in range(0, cols, step):
-            part = made[:, :, lo : lo + step].to(out.dtype)
+            part = grads[:, :, lo : lo + step].to(out.dtype)
             signs = self.row_signs[:, None] * self.col_signs[lo : lo + step]
             places = (self.row_places[:, None] + self.col_places[lo : lo + step]) % self.k
             out.scatter_add_(1, places.flatten().expand(size, -1), (part * signs).flatten(1))
 
     def convolves(self, steps: int) -> bool:
-        """Is it cheaper to convolve the sketches of T outer products than to make their sum?"""
+        """Is it cheaper to convolve the sketches of T outer products than to materialise their sum?"""
         numel = len(self.row_places) * len(self.col_places)
         convolved = steps * self.k * (_TRANSFORM * math.log2(max(2, self.k)) + _MULTIPLY)
         return convolved < numel * (_SCATTER + _MAKE * steps)
@@ -99,3 +103,27 @@ class Hashes:
             signs = self.row_signs[of, None] * self.col_signs
             places = (self.row_places[of, None] + self.col_places) % self.k + examples[lo : lo + step, None] * self.k
             flat.index_add_(0, places.flatten(), (b[lo : lo + step].to(out.dtype) * signs).flatten())
+
+
+class HashFamily:
+    """The hashes of all parameters, drawn when first needed: rows + cols numbers for each.
+
+    Args:
+        k: how many numbers a sketch has.
+        seed: everything random follows from it.
+    """
+
+    def __init__(self, k: int, *, seed: int) -> None:
+        self.k = k
+        self._seed = seed
+        self._drawn: dict[tuple[Any, ...], Hashes] = {}
+
+    def hashes(self, offset: int, rows: int, cols: int, like: Tensor) -> Hashes:
+        """Those of the parameter ``[rows, cols]`` at ``offset``, with signs of the dtype and device of ``like``."""
+        key = offset, rows, cols, like.dtype, like.device
+        found = self._drawn.get(key)
+        if found is None:
+            found = Hashes.draw(rows, cols, k=self.k, seed=self._seed, offset=offset, like=like)
+            if rows > 1 or cols <= _KEPT:
+                self._drawn[key] = found
+        return found

@@ -1,4 +1,4 @@
-"""How much is made at a time, and what happens when memory runs out all the same: half as much, and again."""
+"""How much is materialised at a time; where memory runs out all the same, half as much is tried."""
 
 from __future__ import annotations
 
@@ -13,33 +13,38 @@ from torch import Tensor
 
 from ordain.errors import MemoryLimitError, OrdainError
 
-CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is made at a time
-HALVINGS = 8  # 64 kB at a time: what has no room for that is not helped by less
-_rooms = threading.local()
+CHUNK_NUMBERS = 2**22  # 16 MB of float32: the most that is materialised at a time
+HALVINGS = 8  # 64 kB at a time: where that does not fit, less does not help
+_buffers = threading.local()
 _halved = contextvars.ContextVar("halved", default=0)  # how often, in the work that is going on
 
 Answer = TypeVar("Answer")
 
 
+def halvings() -> int:
+    """How often the chunk has been halved because memory ran out, in the work that is going on."""
+    return _halved.get()
+
+
 def chunk_numbers() -> int:
-    """How many numbers to make at a time."""
+    """How many numbers to materialise at a time."""
     return max(1, CHUNK_NUMBERS >> _halved.get())
 
 
-def scratch(*shape: int, like: Tensor, name: str = "room") -> Tensor:
-    """Room for what is used up before anybody asks for the room of this name again, in this thread.
+def scratch(*shape: int, like: Tensor, name: str = "rows") -> Tensor:
+    """A buffer whose contents are no longer needed when the next one of this name is asked for, in this thread.
 
-    The same each time: fresh memory costs a fault for every page.
+    It is reused: fresh memory costs a fault for every page.
     """
     numbers = math.prod(shape)
     if like.device.type != "cpu" or numbers > CHUNK_NUMBERS:
         return like.new_empty(shape)
-    room: Tensor | None = getattr(_rooms, name, None)
-    if room is None or room.dtype is not like.dtype or room.numel() < numbers or room.is_inference():
-        setattr(_rooms, name, None)  # before more is asked for
-        room = like.new_empty(numbers)
-        setattr(_rooms, name, room)
-    return room[:numbers].view(shape)
+    buffer: Tensor | None = getattr(_buffers, name, None)
+    if buffer is None or buffer.dtype is not like.dtype or buffer.numel() < numbers or buffer.is_inference():
+        setattr(_buffers, name, None)  # before more is asked for
+        buffer = like.new_empty(numbers)
+        setattr(_buffers, name, buffer)
+    return buffer[:numbers].view(shape)
 
 
 def few_examples(size: int) -> int | None:
@@ -57,7 +62,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def shrinking(job: Callable[[], Answer]) -> Answer:
-    """Do ``job``; where memory runs out do it again, from the start, with half as much made at a time.
+    """Do ``job``; where memory runs out do it again, from the start, with half as much materialised at a time.
 
     So it must leave nothing behind that a second start would count twice.
     """
@@ -73,7 +78,7 @@ def shrinking(job: Callable[[], Answer]) -> Answer:
         finally:
             if token is not None:
                 _halved.reset(token)
-        # The error is let go of here, and with it all that its frames have made.
+        # The error is released here, and with it all that its frames hold.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
     raise _given_up(said)
@@ -83,7 +88,7 @@ def in_pieces(size: int, add: Callable[[int, int], None]) -> None:
     """``add(lo, hi)`` over all of ``range(size)``: at once or, where memory runs out, in halves.
 
     For sums that are added to what is there, so that nothing can be done twice: each call must have added all or
-    nothing when memory runs out, which it has if it makes what it needs before it adds.
+    nothing when memory runs out, which it has if it allocates all it needs before it adds.
     """
     lo, step = 0, max(1, size)
     while lo < size:

@@ -1,25 +1,27 @@
-"""Orders: what to visit next. One policy a file, one small base."""
+"""Orders: what to visit next."""
 
-from ordain.orders.base import Order
-from ordain.orders.fixed_order import FixedOrder
-from ordain.orders.flip_flop import FlipFlop
 from ordain.orders.grab import GraB
-from ordain.orders.herding_order import Greedy, Herding
-from ordain.orders.random_reshuffling import RandomReshuffling
+from ordain.orders.learner import Learner
+from ordain.orders.oblivious import FixedOrder, FlipFlop, RandomReshuffling, ShuffleOnce, WithReplacement
+from ordain.orders.offline_herding import Greedy, Herding
+from ordain.orders.order import Order
 from ordain.orders.registry import ORDERS, Recipe
-from ordain.orders.shuffle_once import ShuffleOnce
-from ordain.orders.with_replacement import WithReplacement
+from ordain.orders.schedule import Always, Schedule, Until
 
 __all__ = [
     "ORDERS",
+    "Always",
     "FixedOrder",
     "FlipFlop",
     "GraB",
     "Greedy",
     "Herding",
+    "Learner",
     "Order",
     "RandomReshuffling",
     "Recipe",
+    "Schedule",
     "ShuffleOnce",
+    "Until",
     "WithReplacement",
 ]

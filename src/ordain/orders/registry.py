@@ -9,13 +9,11 @@ from typing import Any
 from torch import nn
 
 from ordain.balancing import KernelHalving, SelfBalancingWalk
-from ordain.orders.base import Order
-from ordain.orders.flip_flop import FlipFlop
 from ordain.orders.grab import GraB
-from ordain.orders.herding_order import Greedy, Herding
-from ordain.orders.random_reshuffling import RandomReshuffling
-from ordain.orders.shuffle_once import ShuffleOnce
-from ordain.orders.with_replacement import WithReplacement
+from ordain.orders.oblivious import FlipFlop, RandomReshuffling, ShuffleOnce, WithReplacement
+from ordain.orders.offline_herding import Greedy, Herding
+from ordain.orders.order import Order
+from ordain.orders.schedule import Until
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Recipe:
     is_permutation: bool = True
 
 
-def _blind(order: type) -> Callable[..., Order]:
+def _oblivious(order: type) -> Callable[..., Order]:
     def build(
         model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, distributed: Any = "auto", **_: Any
     ) -> Order:
@@ -49,16 +47,16 @@ def _with(order: Callable[..., Order], **fixed: Any) -> Callable[..., Order]:
 ORDERS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("rr", "random reshuffling", _blind(RandomReshuffling)),
-        Recipe("so", "shuffle once", _blind(ShuffleOnce)),
-        Recipe("flipflop", "FlipFlop", _blind(FlipFlop)),
-        Recipe("replacement", "with replacement", _blind(WithReplacement), is_permutation=False),
+        Recipe("rr", "random reshuffling", _oblivious(RandomReshuffling)),
+        Recipe("so", "shuffle once", _oblivious(ShuffleOnce)),
+        Recipe("flipflop", "FlipFlop", _oblivious(FlipFlop)),
+        Recipe("replacement", "with replacement", _oblivious(WithReplacement), is_permutation=False),
         Recipe("greedy", "greedy", _with(Greedy)),
         Recipe("herding", "offline herding", _with(Herding)),
         Recipe("grab", "GraB", _with(GraB)),
         Recipe("grab-pair", "GraB, pairs", _with(GraB, centering="pair")),
         Recipe("grab-walk", "GraB, walk", _with(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", _with(GraB, centering="pair", balancer=KernelHalving())),
-        Recipe("grab-1step", "1-step GraB", _with(GraB, freeze_after=1)),
+        Recipe("grab-1step", "1-step GraB", _with(GraB, schedule=Until(1))),
     )
 }

@@ -1,60 +1,70 @@
-"""Which rows of a batch make which unit, as weights: a unit's gradient is the mean of its examples'."""
+"""Units: groups of examples that stay together and are ordered as one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset
 
-from ordain.orders.base import Indices
+from ordain.errors import InputError
 
-Matrix = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class Units:
-    """Units cut from consecutive rows.
+    """Units of ``group`` examples, cut from the first epoch; the last unit may be smaller.
 
     Attributes:
-        weights: ``[units, rows]``.
-        slots: ``[units]``, the slot of each complete unit.
-        open_slot: the slot of a last, incomplete unit; -1 if there is none.
-        open_count: how many examples of it there are so far.
-        open_weights: ``[rows]``, what they add up to; None if there is none.
+        members: ``[n]``, the examples in the order of the first epoch; unit u is the u-th ``group`` of them.
+        group: examples in a unit.
+        n: the number of examples.
+        count: the number of units.
     """
 
-    weights: Matrix
-    slots: Indices
-    open_slot: int = -1
-    open_count: int = 0
-    open_weights: NDArray[np.float64] | None = None
+    def __init__(self, members: Indices, *, group: int) -> None:
+        self.members, self.group = members, group
+        self.n = len(members)
+        self.count = -(-self.n // group)
+        self.missing = self.count * group - self.n  # how many examples the last unit lacks
 
-    @classmethod
-    def cut(cls, slots: Indices, counts: Indices, sizes: Indices, *, carried: int) -> Units:
-        """Cut rows into units.
+    def expand(self, units: Indices) -> Indices:
+        """The examples of these units, in turn."""
+        if self.group == 1:
+            return np.take(self.members, units)
+        places = (units[:, None] * self.group + np.arange(self.group)).ravel()
+        return np.take(self.members, places[places < self.n])
 
-        Args:
-            slots: ``[rows]``, the slot each row belongs to; equal ones are consecutive.
-            counts: ``[rows]``, how many examples a row stands for: 1, or what an earlier batch left over.
-            sizes: ``[rows]``, how many examples the row's unit has.
-            carried: how many rows in front are left over, and so weighed already; the others weigh 1/size.
-        """
-        unit = np.cumsum(np.concatenate([[0], slots[1:] != slots[:-1]]))
-        scale = np.where(np.arange(len(slots)) < carried, 1.0, 1.0 / sizes)
-        weights = np.zeros((unit[-1] + 1, len(slots)))
-        weights[unit, np.arange(len(slots))] = scale
-        first = np.searchsorted(unit, np.arange(unit[-1] + 1))
-        last = int(counts[unit == unit[-1]].sum())
-        if last == sizes[-1]:
-            return cls(weights, slots[first])
-        return cls(weights[:-1], slots[first[:-1]], int(slots[-1]), last, weights[-1])
+    def sizes(self, units: Indices) -> Indices:
+        """How many examples each of these units has."""
+        return np.where(units == self.count - 1, self.group - self.missing, self.group)
 
 
-def differences(count: int) -> Matrix:
-    """``[count // 2, count]``: first minus second of consecutive pairs."""
-    pairs = np.arange(count // 2)
-    weights = np.zeros((count // 2, count))
-    weights[pairs, 2 * pairs] = 1.0
-    weights[pairs, 2 * pairs + 1] = -1.0
-    return weights
+def check_n(n: Any) -> int:
+    """``n`` as a positive int; a dataset is asked for its length."""
+    if isinstance(n, IterableDataset):
+        raise InputError(
+            f"an IterableDataset ({type(n).__name__})",
+            expected="a map-style dataset with a length, whose examples can be visited in any order",
+            remedy="Load it into a list or a map-style Dataset; a stream has no order to choose.",
+        )
+    if isinstance(n, DataLoader):
+        raise InputError(
+            "a DataLoader, whose length counts batches",
+            expected="the number of examples, or the dataset",
+            remedy="Pass loader.dataset, or its length.",
+        )
+    if hasattr(n, "__len__") and not isinstance(n, (str, bytes, torch.Tensor, np.ndarray)):
+        n = len(n)
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise InputError(f"n={n!r}", expected="the number of examples, at least 1", remedy="Pass len(dataset).")
+    return int(n)
+
+
+def check_group(group: Any) -> int:
+    """``group`` as a positive int."""
+    if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or group < 1:
+        raise InputError(f"group={group!r}", expected="an integer >= 1", remedy="group=1 orders single examples.")
+    return int(group)

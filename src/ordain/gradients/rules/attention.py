@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.composed import Shifted, Stacked, total
-from ordain.gradients.forms import Form, Made, Outer
+from ordain.gradients.combined import RowRange, Stacked, total
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 
 
@@ -132,7 +132,7 @@ def watch(
 
 
 @register_rule(nn.MultiheadAttention, watch=watch)
-def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Form]:
+def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, ParamGrads]:
     """Query ``[T, B, E]``, or ``[B, T, E]`` if batch_first; the projections see steps first either way."""
     parameters = dict(module.named_parameters())
     weights: dict[str, dict[tuple[int, int], list[tuple[Tensor, Tensor]]]] = {}  # name, rows: inputs and gradients
@@ -151,7 +151,7 @@ def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Form]
                 if name not in biases:
                     biases[name] = b.new_zeros(use.size, parameters[name].numel())
                 biases[name][:, start : start + count] += b.sum(dim=1)
-    forms: dict[str, Form] = {name: Made.flat(made) for name, made in biases.items()}
+    forms: dict[str, ParamGrads] = {name: Materialized.flat(made) for name, made in biases.items()}
     for name, parts in weights.items():
         forms[name] = _joined(parts, len(parameters[name]))
     return forms
@@ -192,12 +192,12 @@ def _named(part: _Part) -> tuple[str, int, int]:
     return part.name, part.start, part.rows
 
 
-def _joined(parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]], rows: int) -> Form:
+def _joined(parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]], rows: int) -> ParamGrads:
     """One form of a parameter of ``rows`` rows from the inputs and gradients of ranges (start, length) of them."""
-    forms: list[Form] = []
+    forms: list[ParamGrads] = []
     for (start, count), several in parts.items():
         a, b = (torch.cat(pair, dim=1) if len(pair) > 1 else pair[0] for pair in zip(*several, strict=True))
-        forms.append(Outer(a, b) if count == rows else Shifted(Outer(a, b), start, rows))
+        forms.append(OuterProduct(a, b) if count == rows else RowRange(OuterProduct(a, b), start=start, rows=rows))
     ranges = sorted(parts)
     apart = all(lo + count <= after for (lo, count), (after, _) in pairwise(ranges))
-    return Stacked(forms) if apart and len(forms) > 1 else total(forms)
+    return Stacked(*forms) if apart and len(forms) > 1 else total(forms)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ordain.gradients.composed import total
-from ordain.gradients.forms import Form, Made, Outer
+from ordain.gradients.combined import total
 from ordain.gradients.memory import chunk_numbers, in_pieces
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
 
@@ -48,7 +49,7 @@ class Geometry:
         return Geometry(self.kernel, self.stride, self.dilation, none, self.groups)
 
 
-class Convolved(Form):
+class Convolved(ParamGrads):
     """Gradients of a convolution's weight ``[out, in/groups, *kernel]``, seen as ``[out, in/groups * kernel]``.
 
     Only the input x ``[B, N, in, *space]`` and the output gradient b ``[B, N, out, *places]`` are held; an
@@ -56,15 +57,15 @@ class Convolved(Form):
     over the weight never makes a gradient an example: it is one ordinary convolution.
     """
 
-    made_once = False  # patches are most of the work of making, and sums need none
+    kind = "convolved"
 
     def __init__(self, x: Tensor, b: Tensor, geometry: Geometry) -> None:
         self._x, self._b, self._geometry = x, b, geometry
         self.size, self.rows = b.shape[0], b.shape[2]
         self.cols = x.shape[2] // geometry.groups * math.prod(geometry.kernel)
-        self._steps = b.shape[1] * math.prod(b.shape[3:])
+        self.steps = b.shape[1] * math.prod(b.shape[3:])
 
-    def make(self, lo: int, hi: int) -> Tensor:
+    def materialize(self, lo: int, hi: int) -> Tensor:
         groups = self._geometry.groups
         each = self.rows // groups
         first, last = lo // each, -(-hi // each)  # the groups these rows are in
@@ -73,7 +74,7 @@ class Convolved(Form):
         else:
             rows, skip = slice(first * each, last * each), lo - first * each
         number = last - first
-        b = self._b[:, :, rows].transpose(1, 2).reshape(self.size * number, -1, self._steps)
+        b = self._b[:, :, rows].transpose(1, 2).reshape(self.size * number, -1, self.steps)
         made = b.new_empty(len(b), b.shape[1], self.cols)
         for start, patches in self._patches(first, last):
             here = slice(start, start + len(patches))
@@ -121,14 +122,28 @@ class Convolved(Form):
 
             in_pieces(self.size, add)
 
-    def select(self, rows: Tensor | slice) -> Convolved:
+    def select(self, rows: Tensor) -> Convolved:
         return Convolved(self._x[rows], self._b[rows], self._geometry)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._x, self._b
+
+    def settings(self) -> dict[str, Any]:
+        return {"geometry": asdict(self._geometry)}
+
+    @classmethod
+    def build(cls, tensors: Sequence[Tensor], parts: Sequence[ParamGrads], **settings: Any) -> Convolved:
+        told = settings["geometry"]
+        padding = tuple((before, after) for before, after in told["padding"])
+        kernel, stride, dilation = (tuple(told[name]) for name in ("kernel", "stride", "dilation"))
+        x, b = tensors
+        return cls(x, b, Geometry(kernel, stride, dilation, padding, told["groups"]))
+
     def paired(self) -> Convolved:
-        # The second of a pair is so many images more, with b turned round.
+        # The second of a pair is so many images more, with b flipped round.
         half, images = self.size // 2, 2 * self._b.shape[1]
-        turned = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)
-        b = self._b.reshape(half, 2, -1) * turned[:, None]
+        flipped = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)
+        b = self._b.reshape(half, 2, -1) * flipped[:, None]
         return Convolved(
             self._x.reshape(half, images, *self._x.shape[2:]),
             b.view(half, images, *self._b.shape[2:]),
@@ -137,19 +152,19 @@ class Convolved(Form):
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         # Gram of factors: T^2 (rows + cols) a pair. Making: T rows cols an example, then rows cols a pair.
-        steps = self._steps
+        steps = self.steps
         factored = self.size * steps**2 * (self.rows + self.cols)
         if self._geometry.groups > 1 or factored > (self.size + steps) * self.rows * self.cols:
             super().add_products(vectors, gram, dots)
         else:
             self.outer().add_products(vectors, gram, dots)  # its patches are dropped with it
 
-    def outer(self) -> Outer:
+    def outer(self) -> OuterProduct:
         """The same gradients with all patches copied; for one group."""
         space = len(self._geometry.kernel)
         a = self._windows(self._x).permute(0, *range(2 + space, 3 + 2 * space), *range(1, 2 + space))
         b = self._b.movedim(2, -1)
-        return Outer(a.reshape(self.size, self._steps, self.cols), b.reshape(self.size, self._steps, self.rows))
+        return OuterProduct(a.reshape(self.size, self.steps, self.cols), b.reshape(self.size, self.steps, self.rows))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         # Ranges inside one group, or of whole groups: nothing is made twice.
@@ -160,9 +175,9 @@ class Convolved(Form):
     def _patches(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """(start, ``[few, cols, T]``), counting the groups first .. last of each example; overwritten by the next."""
         number, channels = last - first, self._x.shape[2] // self._geometry.groups
-        few = min(self.size, max(1, min(_PATCH_NUMBERS, chunk_numbers()) // (number * self.cols * self._steps)))
+        few = min(self.size, max(1, min(_PATCH_NUMBERS, chunk_numbers()) // (number * self.cols * self.steps)))
         view = self._windows(self._x[:, :, first * channels : last * channels])
-        buffer = self._x.new_empty(few * number, self.cols, self._steps)
+        buffer = self._x.new_empty(few * number, self.cols, self.steps)
         shaped = buffer.view(few, *view.shape[1:])
         for start in range(0, self.size, few):
             stop = min(start + few, self.size)
@@ -201,22 +216,22 @@ def _aligned(lo: int, hi: int, each: int) -> Iterator[tuple[int, int]]:
     yield from pairwise(cuts)
 
 
-def convolved(x: Tensor, b: Tensor, geometry: Geometry) -> Form:
+def convolved(x: Tensor, b: Tensor, geometry: Geometry) -> ParamGrads:
     """The cheapest form for x ``[B, N, in, *space]`` and b ``[B, N, out, *places]``.
 
     A kernel as large as its input is a linear layer. Gradients no larger than the x and b they come from are
     made at once, which frees those and leaves nothing to convolve later.
     """
     if geometry.groups == 1 and x.shape[3:] == geometry.kernel and b[0, 0, 0].numel() == 1 and not geometry.pads():
-        return Outer(x.flatten(2), b.flatten(2))
+        return OuterProduct(x.flatten(2), b.flatten(2))
     form = Convolved(x, b, geometry)
     if form.rows * form.cols <= x[0].numel() + b[0].numel():
-        return Made(form.make(0, form.rows))
+        return Materialized(form.materialize(0, form.rows))
     return form
 
 
 @register_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, uses: list[Use]) -> dict[str, Form]:
+def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, in, *space]``, output gradient ``[B, out, *places]``; unbatched for one example."""
     kernel, dilation = module.kernel_size, module.dilation
     if module.padding == "same":
@@ -228,7 +243,7 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, uses: list[Use]) -> dict[str
         padding = tuple((p, p) for p in module.padding)
     geometry = Geometry(kernel, module.stride, dilation, padding, module.groups)
     pairs = [trailing(use, len(kernel) + 1) for use in uses]
-    weights: list[Form] = []
+    weights: list[ParamGrads] = []
     if module.weight.requires_grad:
         for x, b in pairs:
             if module.padding_mode == "zeros":
@@ -243,10 +258,10 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, uses: list[Use]) -> dict[str
 @register_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def conv_transpose(
     module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, uses: list[Use]
-) -> dict[str, Form]:
+) -> dict[str, ParamGrads]:
     """Input ``[B, in, *places]``, output gradient ``[B, out, *space]``; unbatched for one example."""
     pairs = [trailing(use, len(module.kernel_size) + 1) for use in uses]
-    weights: list[Form] = []
+    weights: list[ParamGrads] = []
     if module.weight.requires_grad:
         weights = [convolved(b, x, _transposed(module, x.shape[3:], b.shape[3:])) for x, b in pairs]
     return _forms(weights, module.bias, [b for _, b in pairs])
@@ -271,12 +286,12 @@ def _transposed(
     return Geometry(module.kernel_size, module.stride, module.dilation, tuple(padding), module.groups)
 
 
-def _forms(weights: list[Form], bias: Tensor | None, grads: list[Tensor]) -> dict[str, Form]:
+def _forms(weights: list[ParamGrads], bias: Tensor | None, grads: list[Tensor]) -> dict[str, ParamGrads]:
     """The weight's forms, one a use, and the bias's: b ``[B, N, out, *places]`` summed over all but B and out."""
-    forms: dict[str, Form] = {}
+    forms: dict[str, ParamGrads] = {}
     if weights:
         forms["weight"] = total(weights)
     if bias is not None and bias.requires_grad:
         sums = [b.transpose(1, 2).flatten(2).sum(dim=2) for b in grads]
-        forms["bias"] = Made.flat(torch.stack(sums).sum(dim=0) if len(sums) > 1 else sums[0])
+        forms["bias"] = Materialized.flat(torch.stack(sums).sum(dim=0) if len(sums) > 1 else sums[0])
     return forms

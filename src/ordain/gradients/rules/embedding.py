@@ -6,20 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.forms import Form
-from ordain.gradients.rows import Rows
+from ordain.gradients.param_grads import ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
+from ordain.gradients.sparse_rows import SparseRows
 
 
 @register_rule(nn.Embedding)
-def embedding(module: nn.Embedding, uses: list[Use]) -> dict[str, Form]:
+def embedding(module: nn.Embedding, uses: list[Use]) -> dict[str, ParamGrads]:
     """Ids ``[B, *]``, output gradient ``[B, *, H]``; further dimensions and uses add entries."""
     _refuse_options(module, uses[0].path)
     return {"weight": _rows(module, [_looked_up(use) for use in uses], uses[0].size)}
 
 
 @register_rule(nn.EmbeddingBag)
-def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, Form]:
+def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, ParamGrads]:
     """Ids ``[B, N]``, or ``[N]`` with offsets; output gradient ``[B, H]``."""
     _refuse_options(module, uses[0].path)
     if module.mode == "max":
@@ -74,13 +74,13 @@ def _bags(module: nn.EmbeddingBag, use: Use) -> tuple[Tensor, Tensor, Tensor]:
     return bags if use.size > 1 else torch.zeros_like(bags), ids, b
 
 
-def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Rows:
+def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tensor, Tensor]], size: int) -> SparseRows:
     """One form of the entries of all uses, without those of the padding id."""
     examples, ids, b = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*uses, strict=True))
     if module.padding_idx is not None:
         real = ids != module.padding_idx
         examples, ids, b = examples[real], ids[real], b[real]
-    return Rows(examples, ids, b, size=size, rows=len(module.weight))
+    return SparseRows(examples, ids, b, size=size, rows=len(module.weight))
 
 
 def _refuse_options(module: nn.Embedding | nn.EmbeddingBag, path: str) -> None:

@@ -14,22 +14,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.composed import total
-from ordain.gradients.forms import Form, Made
+from ordain.gradients.combined import total
 from ordain.gradients.memory import few_examples, out_of_memory
+from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.rules.registry import Use
 
 
-def fallback(module: nn.Module, uses: list[Use]) -> dict[str, Form]:
+def fallback(module: nn.Module, uses: list[Use]) -> dict[str, ParamGrads]:
     """Forms of the module's own trainable parameters."""
-    forms: dict[str, list[Form]] = {}
+    forms: dict[str, list[ParamGrads]] = {}
     for use in uses:
         # Without gradient: submodules have parameters that a graph would hold on to. Attention as plain
         # products: its fused kernels cannot be vmapped, only looped over.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             gradients = _gradients(module, use)
         for name, made in gradients.items():
-            forms.setdefault(name, []).append(Made.flat(made))
+            forms.setdefault(name, []).append(Materialized.flat(made))
     return {name: total(several) for name, several in forms.items()}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ordain.gradients.forms import Form, Made, Outer
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 
 
 @register_rule(nn.Linear)
-def linear(module: nn.Linear, uses: list[Use]) -> dict[str, Form]:
+def linear(module: nn.Linear, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, *, in]``, output gradient ``[B, *, out]``; further dimensions and uses add along T."""
     a = along_steps([use.input() for use in uses])
     b = along_steps([use.grad() for use in uses])
@@ -18,11 +18,11 @@ def linear(module: nn.Linear, uses: list[Use]) -> dict[str, Form]:
 
 
 @register_rule("transformers.pytorch_utils.Conv1D")
-def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[str, Form]:
+def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[str, ParamGrads]:
     """GPT-2's linear layer, whose weight is ``[in, out]``: inputs and output gradients change places."""
     a = along_steps([use.input() for use in uses])
     b = along_steps([use.grad() for use in uses])
-    return {"weight": Outer(b, a), "bias": Made(b.sum(dim=1, keepdim=True))}
+    return {"weight": OuterProduct(b, a), "bias": Materialized(b.sum(dim=1, keepdim=True))}
 
 
 def along_steps(tensors: list[Tensor]) -> Tensor:
@@ -31,9 +31,9 @@ def along_steps(tensors: list[Tensor]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
 
-def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[str, Form]:
+def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[str, ParamGrads]:
     """Forms of y = W a + c from a ``[B, T, in]`` and b ``[B, T, out]``."""
-    forms: dict[str, Form] = {names[0]: Outer(a, b)}
+    forms: dict[str, ParamGrads] = {names[0]: OuterProduct(a, b)}
     if bias:
-        forms[names[1]] = Made(b if b.shape[1] == 1 else b.sum(dim=1, keepdim=True))
+        forms[names[1]] = Materialized(b if b.shape[1] == 1 else b.sum(dim=1, keepdim=True))
     return forms

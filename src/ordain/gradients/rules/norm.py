@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ordain.gradients.forms import Form, Made
+from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
-from ordain.gradients.small import norm_sums, on_cpu
+from ordain.kernels.dispatch import norm_sums, on_cpu
 
 
 @register_rule(nn.LayerNorm)
-def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, Form]:
+def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, *, *normalized_shape]``."""
     each = [trailing(use, len(module.normalized_shape)) for use in uses]
     if all(on_cpu(x, b) for x, b in each):
@@ -26,7 +26,7 @@ def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, Form]:
 
 
 @register_rule(nn.RMSNorm)
-def rms_norm(module: nn.RMSNorm, uses: list[Use]) -> dict[str, Form]:
+def rms_norm(module: nn.RMSNorm, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, *, *normalized_shape]``."""
     pairs = []
     for use in uses:
@@ -36,7 +36,7 @@ def rms_norm(module: nn.RMSNorm, uses: list[Use]) -> dict[str, Form]:
 
 
 @register_rule(nn.GroupNorm)
-def group_norm(module: nn.GroupNorm, uses: list[Use]) -> dict[str, Form]:
+def group_norm(module: nn.GroupNorm, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, C, *]``."""
     pairs = []
     for use in uses:
@@ -49,7 +49,7 @@ def group_norm(module: nn.GroupNorm, uses: list[Use]) -> dict[str, Form]:
 @register_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm(
     module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d, uses: list[Use]
-) -> dict[str, Form]:
+) -> dict[str, ParamGrads]:
     """Input ``[B, C, *space]``; unbatched for one example. In eval mode it may use running statistics."""
     dims = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
     space = next(number for kind, number in dims.items() if isinstance(module, kind))
@@ -64,7 +64,7 @@ def instance_norm(
 
 
 @register_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, uses: list[Use]) -> dict[str, Form]:
+def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, C, *]``, with running statistics: those of a batch mix examples and never come this far."""
     pairs = []
     for use in uses:
@@ -74,7 +74,7 @@ def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, uses: l
     return _channelwise(module, pairs)
 
 
-def _elementwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Form]:
+def _elementwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, ParamGrads]:
     """From (normalized input, output gradient), each ``[B, N, *shape of the weight]``."""
     return _affine(
         module,
@@ -83,7 +83,7 @@ def _elementwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[
     )
 
 
-def _channelwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Form]:
+def _channelwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, ParamGrads]:
     """From (normalized input, output gradient), each ``[B, N, C, *]``."""
     return _affine(
         module,
@@ -92,12 +92,12 @@ def _channelwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[
     )
 
 
-def _affine(module: nn.Module, *, weight: list[Tensor], bias: list[Tensor]) -> dict[str, Form]:
+def _affine(module: nn.Module, *, weight: list[Tensor], bias: list[Tensor]) -> dict[str, ParamGrads]:
     """Forms of the parameters that are there and trained, from gradients ``[B, *shape]`` of each use."""
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     each = {"weight": weight, "bias": bias}
     return {
-        name: Made.flat(several[0] if len(several) == 1 else torch.stack(several).sum(dim=0))
+        name: Materialized.flat(several[0] if len(several) == 1 else torch.stack(several).sum(dim=0))
         for name, several in each.items()
         if name in own
     }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ordain.errors import GradientError, UnsupportedModuleError
-from ordain.gradients.forms import Form
+from ordain.gradients.param_grads import ParamGrads
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Use:
         )
 
 
-Rule = Callable[[Any, list[Use]], dict[str, Form]]
+Rule = Callable[[Any, list[Use]], dict[str, ParamGrads]]
 Watch = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
 RULES: dict[type[nn.Module] | str, tuple[Rule, Watch | None]] = {}
 

@@ -1,0 +1,175 @@
+"""All that balancing keeps from batch to batch: the sums, what is pending, and counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ordain.balancing.balancers import Balancer
+
+# In the order in which they are saved.
+_COUNTERS = (
+    "past_failures",
+    "signed",
+    "summed",
+    "surplus",
+    "mean_inner",
+    "mean_square",
+    "first_slot",
+    "part_slot",
+    "part_count",
+)
+
+
+class BalanceState:
+    """The sums of a pass over ``count`` vectors.
+
+    P is the sum of e_t g_t. Algorithm 4's s is P - E m with E the sum of the signs: kept apart, s costs no pass over
+    memory for m. A *slot* is the caller's number for a unit.
+
+    Args:
+        balancer: decides the signs.
+        paired: balance differences of consecutive units, instead of units less the last pass's mean.
+        count: how many vectors a pass gives a sign to.
+        seed: for balancers that draw random numbers.
+
+    Attributes:
+        table: ``[1, d]`` of P if paired, else ``[3, d]`` of P, the stale mean m and the sum that becomes the next m.
+            None before the first batch.
+        waiting: ``"first"``, the gradient of a unit without its partner; ``"part"``, the sum of an incomplete unit.
+        rule: what the balancer keeps, see :meth:`Balancer.start`.
+        signed: vectors given a sign in this pass.
+        summed: units in this pass's mean.
+        surplus: E.
+        mean_inner: <P, m>.
+        mean_square: |m|^2.
+        first_slot: the unit in ``waiting["first"]``, or -1.
+        part_slot: the unit in ``waiting["part"]``, or -1.
+        part_count: how many of its examples are in it.
+        changing: whether a batch is being added to the sums just now.
+    """
+
+    def __init__(self, balancer: Balancer, *, paired: bool, count: int, seed: int) -> None:
+        self.balancer, self.paired, self.count, self.seed = balancer, paired, count, seed
+        self.table: Tensor | None = None
+        self.mean_square = 0.0
+        self.past_failures = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start at zero; m and the failures so far stay."""
+        self.rule = self.balancer.start()
+        self.waiting: dict[str, Tensor] = {}
+        self.signed = self.summed = 0
+        self.surplus = self.mean_inner = 0.0
+        self.first_slot = self.part_slot = -1
+        self.part_count = 0
+        self.changing = False
+
+    @property
+    def failures(self) -> int:
+        """How many vectors the balancer failed on and Algorithm 5 decided instead, over all passes."""
+        return int(self.past_failures + self.rule[1]) if len(self.rule) > 1 else self.past_failures
+
+    def allocate(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The table, made if this is the first batch."""
+        if self.table is None:
+            self.table = torch.zeros(1 if self.paired else 3, dim, dtype=dtype, device=device)
+        return self.table
+
+    def next_pass(self) -> None:
+        """The pass is over: its mean becomes m (Alg. 4's m_{k+1}), and s starts at zero."""
+        if self.table is not None:
+            if self.summed:
+                torch.div(self.table[2], self.summed, out=self.table[1])
+                self.mean_square = float(self.table[1] @ self.table[1])
+            self.table[0::2].zero_()
+        self.past_failures = self.failures
+        self._begin()
+
+    def reset(self) -> list[int]:
+        """Start balancing from zero in mid-pass; m and random numbers go on.
+
+        For a batch that was partially accumulated.
+
+        Returns:
+            The slot of an incomplete unit, which gets no sign now.
+        """
+        lost = [self.part_slot] if self.part_slot >= 0 else []
+        if self.table is not None:
+            self.table[0::2].zero_()
+        signed, self.past_failures = self.signed, self.failures
+        self._begin()
+        self.signed = signed
+        return lost
+
+    def forget(self) -> list[int]:
+        """Drop all vectors, m too. Returns what :meth:`reset` returns."""
+        self.table, self.mean_square = None, 0.0
+        return self.reset()
+
+    def release(self) -> None:
+        """Nothing will be balanced any more: free the vectors."""
+        self.table, self.waiting = None, {}
+
+    def drop_part(self) -> None:
+        """The incomplete unit gets no sign: its sum is dropped."""
+        self.waiting.pop("part", None)
+        self.part_slot, self.part_count = -1, 0
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def save(self, *, vectors: bool = True) -> dict[str, Any]:
+        """Tensors, numbers and strings; copies."""
+        held = {} if self.table is None else {"table": self.table, **self.waiting}
+        return {
+            "vectors": {name: vector.clone() for name, vector in held.items()} if vectors else None,
+            "balancer_state": self.rule.tolist(),
+            "counters": [getattr(self, name) for name in _COUNTERS],
+        }
+
+    def check(self, saved: dict[str, Any], dim: int | None) -> tuple[str, str, str] | None:
+        """What is wrong with a saved state: (field, what came, what was expected); None if nothing is."""
+        for name, length in {"balancer_state": len(self.rule), "counters": len(_COUNTERS)}.items():
+            if len(saved[name]) != length or not all(type(one) in (int, float) for one in saved[name]):
+                return name, repr(saved[name]), f"{length} numbers"
+        found = saved["vectors"]
+        if found is None:
+            return None
+        counters = dict(zip(_COUNTERS, saved["counters"], strict=True))
+        shapes: dict[str, tuple[int | None, ...]] = {"table": (1 if self.paired else 3, dim)}
+        shapes |= {name: (dim,) for name in ("first", "part") if counters[f"{name}_slot"] >= 0}
+        if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
+            return "vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}"
+        for name, vector in found.items():
+            good = isinstance(vector, Tensor) and vector.is_floating_point() and vector.is_contiguous()
+            if not good or tuple(vector.shape) != shapes[name]:
+                return name, _kind(vector), f"a contiguous floating-point tensor of shape {shapes[name]}"
+        return None
+
+    def load(self, saved: dict[str, Any]) -> list[int]:
+        """Go back to a state that :meth:`check` has passed. Returns what :meth:`reset` returns."""
+        self._begin()
+        self.rule = np.array(saved["balancer_state"], dtype=np.float64)
+        for name, value in zip(_COUNTERS, saved["counters"], strict=True):
+            setattr(self, name, value)
+        if saved["vectors"] is None:
+            return self.forget()
+        held = {name: vector.clone() for name, vector in saved["vectors"].items()}
+        self.table = held.pop("table", None)
+        self.waiting = held
+        return []
+
+    def marks(self) -> NDArray[np.int64]:
+        """Numbers by which two states of the same pass can be told apart."""
+        return np.array([self.signed, self.summed, self.table is not None, len(self.waiting)])
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
+    return f"a {type(value).__name__}"

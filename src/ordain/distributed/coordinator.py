@@ -1,0 +1,179 @@
+"""Steps that all ranks take together; every rank ends each step in the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.distributed.algorithms.join import Joinable, JoinHook
+
+from ordain.distributed.exchange import Exchange, Meeting, fingerprint
+from ordain.distributed.ranks import Ranks, agreed
+from ordain.errors import RanksError
+from ordain.gradients import Collected
+from ordain.orders.coordination import Collect, Observed, Standing
+from ordain.orders.units import Indices
+
+
+class Share(Protocol):
+    """Which positions of the epoch a rank visits: see :class:`~ordain.distributed.rank_view.RankShare`."""
+
+    n: int
+    each: int
+
+    @property
+    def positions(self) -> Indices:
+        """The positions of this rank."""
+
+    def own(self, done: int) -> int:
+        """How many of them are among the epoch's first ``done``."""
+
+
+class RankCoordinator:
+    """Gathers what the ranks observe.
+
+    Args:
+        share: this rank's share.
+        ranks: all of them.
+        standing: the parts of this rank's order.
+        group: the process group that the user has given, if any.
+    """
+
+    takes_indices = False
+
+    def __init__(self, share: Share, ranks: Ranks, standing: Standing, *, group: object) -> None:
+        self._share, self._ranks, self._standing, self._group = share, ranks, standing, group
+        self._exchange = Exchange(ranks)
+        self._digest: tuple[Indices | None, int] = None, 0
+        self._loaded = False  # has a state been loaded that the others may not have?
+        self._broken = False  # was a step interrupted here, while the others went on?
+
+    def loaded(self) -> None:
+        """A state was loaded: at the next step the ranks make sure that all have it."""
+        self._loaded = True
+
+    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable:
+        """For torch's ``Join``."""
+        return JoinAdapter(step, device, self._group)
+
+    @contextmanager
+    def meeting(self, collect: Collect | None) -> Iterator[Iterable[Observed]]:
+        """The examples of every rank's batches; ``collect`` is None if this rank has come to its end."""
+        if self._broken:
+            raise RanksError(
+                "a step after one that was interrupted on this rank",
+                expected="ranks that have all exchanged the same",
+                remedy="Make the order anew on every rank, and load the last saved state.",
+            )
+        calls = self._ranks.calls
+        try:
+            yield self._observed(collect)
+        except BaseException as error:
+            # What this rank would say next, the others would take for something else.
+            self._broken = self._ranks.calls > calls and not getattr(error, "agreed", False)
+            raise
+
+    def _observed(self, collect: Collect | None) -> Iterator[Observed]:
+        checked = None if collect is None else lambda: self._checked(collect())
+        for meeting in self._exchange.meet(checked, self._stands()):
+            self._loaded = False
+            yield self._dealt(meeting)
+
+    def _checked(self, batches: Sequence[Collected | int]) -> Sequence[Collected | int]:
+        """Before any rank hears of them: drawn by this rank, and whole units."""
+        share, cursor, arrangement = self._share, self._standing.cursor, self._standing.arrangement
+        sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
+        cursor.check_in_turn()
+        cursor.check_drawn(sum(sizes), share.own(cursor.drawn) - share.own(cursor.taken))
+        for size in sizes if self._standing.whole_units else ():
+            start = share.own(cursor.taken)
+            positions = share.positions[start : start + size] % share.n
+            if size:
+                arrangement.check_unit(np.unique(arrangement.slots_at(positions)), size)
+        return batches
+
+    def _stands(self) -> tuple[int, int, int]:
+        """The epoch, the examples done and a digest of the order: the same on every rank."""
+        cursor, order = self._standing.cursor, self._standing.arrangement.order
+        if self._digest[0] is not order:  # hashed once an epoch
+            self._digest = order, fingerprint(order.tobytes())
+        if not self._loaded:
+            return cursor.epoch, cursor.taken, self._digest[1]
+        places = self._standing.arrangement.places.astype(np.int64)
+        told = np.concatenate([order, places, self._standing.marks()])
+        return cursor.epoch, cursor.taken, fingerprint(told.tobytes())
+
+    def _dealt(self, meeting: Meeting) -> Observed:
+        """Which example of the epoch each row of each rank is."""
+        done, n = self._standing.cursor.taken, self._share.n
+        positions = [self._positions(rank, size, done) for rank, size in enumerate(meeting.sizes)]
+        kept = [np.flatnonzero(one < n) for one in positions]  # not those of a repeated example
+        every = np.sort(np.concatenate([one[rows] for one, rows in zip(positions, kept, strict=True)]))
+        if not np.array_equal(every, np.arange(done, done + len(every))):
+            raise agreed(
+                RanksError(
+                    f"batches of {meeting.sizes} examples on the ranks",
+                    expected="the same number on every rank, but for the epoch's last batch",
+                    remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
+                )
+            )
+        passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
+        kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
+        if self._standing.whole_units:
+            kept = [rows[:1] for rows in kept]  # one row is the whole unit
+        learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
+        rows = np.sort(np.concatenate(learned)) - done
+        places = np.argsort(np.argsort(np.concatenate(learned)))
+        cuts = np.cumsum([len(one) for one in learned])[:-1]
+        batch = None
+        if len(rows):
+            batch = meeting.batch(
+                [torch.from_numpy(one) for one in kept],
+                [torch.from_numpy(one) for one in np.split(places, cuts)],
+                device=self._standing.device,
+            )
+        return Observed(len(every), batch, rows, np.concatenate([*passed, np.empty(0, dtype=np.int64)]) - done)
+
+    def _positions(self, rank: int, size: int, done: int) -> Indices:
+        """The positions in the epoch of a rank's next ``size`` examples, after ``done`` of all."""
+        ranks, each = self._ranks.size, self._share.each
+        whole, rest = divmod(done, ranks * each)
+        before = (
+            whole * each + min(max(rest - rank * each, 0), each) if each > 1 else (done - rank + ranks - 1) // ranks
+        )
+        local = np.arange(before, before + size)
+        positions: Indices = (local // each * ranks + rank) * each + local % each
+        return positions
+
+
+class JoinAdapter(Joinable):
+    """For torch's ``Join``: takes part in the other ranks' steps once this one has come to the end of its epoch."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device, group: object) -> None:
+        super().__init__()
+        self._step, self._device, self._group = step, device, group
+
+    def join_hook(self, **kwargs: object) -> JoinHook:
+        """Called by ``Join``."""
+        return _Hook(self._step)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where ``Join`` counts."""
+        return self._device
+
+    @property
+    def join_process_group(self) -> object:
+        """The model's group, where ``Join`` counts; not our own."""
+        return self._group or torch.distributed.group.WORLD
+
+
+class _Hook(JoinHook):
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+
+    def main_hook(self) -> None:
+        self._step()

@@ -1,0 +1,93 @@
+"""The examples of all ranks as one batch; the work of multiplying is shared out by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ordain.distributed.ranks import Ranks, agreed, failed_on
+from ordain.gradients.factored import Factored, Placed
+from ordain.gradients.memory import shrinking
+
+
+class GlobalBatch(Factored):
+    """All ranks' gradients, held by every rank.
+
+    Each rank computes the products of its share of the parameters, and these are added up over ranks: so every rank
+    decides by the very same numbers, to the last bit. Where there are more products than ``most`` numbers (the square
+    of the number of examples outgrows their factors) every rank computes all of them. So it does with sums, always.
+    """
+
+    def __init__(
+        self, placed: Placed, *, ranks: Ranks, dim: int, size: int, scale: float, like: Tensor, most: int
+    ) -> None:
+        super().__init__(placed, dim=dim, size=size, scale=scale, like=like)
+        self._ranks = ranks
+        self._like, self._most = like, most
+        self._alone = size * (size + 1) // 2 > most
+        mine = [] if self._alone else shared_out(placed, ranks)
+        self.mine = Factored(mine, dim=dim, size=size, scale=scale, like=like)
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._alone:
+            return super().products(vectors)
+        return self._added(partial(self.mine.products, vectors), self.size, len(vectors))
+
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self._alone:
+            return super().paired_products(vectors)
+        return self._added(partial(self.mine.paired_products, vectors), self.size // 2, len(vectors))
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self.products(vectors)[1]
+
+    def _added(self, job: Callable[[], tuple[Tensor, Tensor]], size: int, vectors: int) -> tuple[Tensor, Tensor]:
+        """Every rank's ``job``, its share of a gram matrix ``[size, size]`` and of ``[vectors, size]`` products."""
+        error: Exception | None = None
+        try:
+            gram, dots = shrinking(job)
+        except Exception as raised:  # the others must hear of it, or wait for ever
+            error = raised
+            gram, dots = self._zeros(size, vectors)
+        upper = torch.triu_indices(size, size, device=gram.device).unbind()
+        both = torch.cat([gram[upper], dots.flatten(), gram.new_tensor([float(error is not None)])])
+        self._ranks.add(both)
+        if error is not None:
+            raise agreed(error)
+        if both[-1]:
+            raise agreed(failed_on("another rank"))
+        count = len(upper[0])
+        gram = torch.zeros_like(gram)
+        gram[upper] = both[:count]
+        return gram, both[count:-1].view_as(dots)
+
+    def select(self, rows: Tensor) -> GlobalBatch:
+        placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
+        return GlobalBatch(
+            placed,
+            ranks=self._ranks,
+            dim=self.dim,
+            size=len(rows),
+            scale=self.scale,
+            like=self._like,
+            most=self._most,
+        )
+
+    def linear_layer(self) -> None:
+        """None: the compiled pass over one layer shares no work."""
+        return
+
+
+def shared_out(placed: Placed, ranks: Ranks) -> Placed:
+    """This rank's share of the parameters: the largest first, each to the rank with the least so far."""
+    loads = [0] * ranks.size
+    mine: Placed = []
+    for offset, grads in sorted(placed, key=lambda one: (-one[1].numel, one[0])):
+        least = loads.index(min(loads))
+        loads[least] += grads.numel
+        if least == ranks.rank:
+            mine.append((offset, grads))
+    return mine

@@ -1,0 +1,132 @@
+"""What a batch of per-example gradients, and whatever produces such batches, must offer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ordain.gradients.hashing import HashFamily
+from ordain.gradients.memory import chunk_numbers
+from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.kernels.dispatch import differences, mirrored
+
+
+class Gradients(ABC):
+    """Per-example gradients g_1 .. g_B in R^d, which need not be held as ``[B, d]``.
+
+    A class of your own needs the four attributes and the three abstract methods; everything else follows from them.
+
+    Attributes:
+        size: B, the number of examples.
+        dim: d, the length of one gradient.
+        dtype: the dtype of the answers, float32 or float64.
+        device: the device of the answers.
+    """
+
+    size: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """``[B, B]`` of <g_i, g_j>, right only where j >= i; and ``[k, d]`` to ``[k, B]`` of <v_k, g_i>."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """``[k, B]`` to ``[k, d]``: sum_i w_ki g_i, added to ``out`` in place if that is given."""
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> Gradients:
+        """The gradients of these examples only."""
+
+    def gram(self) -> Tensor:
+        """``[B, B]``: <g_i, g_j>."""
+        return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        """``[k, d]`` to ``[k, B]``: <v_k, g_i>."""
+        return self.products(vectors)[1]
+
+    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
+        return differences(*self.products(vectors))
+
+    def add_signed(self, signs: NDArray[np.int8], signed: Tensor, total: Tensor | None) -> None:
+        """Add sum_i e_i g_i to ``signed`` ``[d]`` and sum_i g_i to ``total`` ``[d]``, for ``[B]`` of +1 and -1."""
+        each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0)
+        self.weighted_sum(each, out=signed.unsqueeze(0))
+        if total is not None:
+            self.weighted_sum(torch.ones_like(each), out=total.unsqueeze(0))
+
+    def rows(self, out: Tensor | None = None) -> Tensor:
+        """``[B, d]``, written to ``out`` if that is given."""
+        if out is None:
+            out = torch.empty(self.size, self.dim, dtype=self.dtype, device=self.device)
+        return out.copy_(self.weighted_sum(torch.eye(self.size, dtype=self.dtype, device=self.device)))
+
+    def add_sketch(self, family: HashFamily, out: Tensor) -> None:
+        """Add the sketches ``[B, k]`` of the gradients to ``out``; a few examples are materialised at a time."""
+        hashes = family.hashes(0, 1, self.dim, out)
+        step = max(1, chunk_numbers() // max(1, self.dim))
+        for lo in range(0, self.size, step):
+            hi = min(lo + step, self.size)
+            one = torch.zeros(hi - lo, self.size, dtype=out.dtype, device=out.device)
+            one[:, lo:hi].fill_diagonal_(1.0)
+            hashes.add_materialized(self.weighted_sum(one).unsqueeze(1), out[lo:hi])
+
+    def by_parameter(self) -> tuple[list[tuple[int, ParamGrads]], float]:
+        """(offset, gradients) of each parameter, and what they are to be multiplied by: for sending to other ranks."""
+        return [(0, Materialized(self.rows().unsqueeze(1)))], 1.0
+
+    def linear_layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
+        """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
+        return None
+
+
+class Collected(NamedTuple):
+    """A batch, and how many examples of the loader's it is.
+
+    Attributes:
+        gradients: one row for each example; or, from a source with ``whole_units``, one row for each unit.
+        examples: how many examples that was.
+    """
+
+    gradients: Gradients
+    examples: int
+
+
+class Source(Protocol):
+    """Watches a model and yields what its backward passes brought.
+
+    Attributes:
+        dim: the length of one gradient.
+        like: an empty tensor with the dtype and device of the gradients.
+        whole_units: whether each row is the gradient of a whole unit (a micro-batch) and not of one example.
+        name: what it is called in a saved state: sketches of different sources are not to be mixed.
+    """
+
+    dim: int
+    like: Tensor
+    whole_units: bool
+    name: str
+
+    def attach(self) -> None:
+        """Begin to watch the model."""
+
+    def collect(self) -> list[Collected]:
+        """One batch for each forward pass that a backward has reached since the last call."""
+
+    def drop(self, size: int | None = None) -> bool:
+        """Forget what waits to be collected: all of it, or the last forward's if it was of ``size`` examples.
+
+        Returns whether anything still waits.
+        """
+
+    def detach(self) -> None:
+        """Leave the model exactly as it was found; :meth:`attach` watches it again."""

@@ -1,0 +1,176 @@
+"""Exact per-example gradients from an ordinary backward, computed from what hooks kept of each layer.
+
+Two checks stand between a model this does not understand and a wrong order: the batch dimension of each tensor
+is determined by a probe, not guessed (``layout.py``), and the first gradients must add up to those that
+autograd gives to the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain.errors import InputError, StateError
+from ordain.gradients.combined import join_biases, total
+from ordain.gradients.factored import Factored
+from ordain.gradients.memory import shrinking
+from ordain.gradients.param_grads import ParamGrads
+from ordain.gradients.protocol import Collected
+from ordain.gradients.rules import rule_for
+from ordain.gradients.rules.fallback import fallback
+from ordain.gradients.rules.recurrent import cell, recurrent
+from ordain.gradients.sources.check import check_sums
+from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.params import check_reduction, choose
+
+_TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
+
+
+class ExactSource:
+    """Watch ``model`` and compute per-example gradients from what its layers saw in an ordinary backward.
+
+    Args:
+        model: called once for each batch.
+        params: which trainable parameters to order by, as a test of their names; all by default.
+        loss_reduction: how the loss reduces over the examples of a batch, ``"mean"`` or ``"sum"``.
+        batch_dim: the batch dimension of the model's inputs.
+    """
+
+    name = "exact"
+    whole_units = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+    ) -> None:
+        self._model = model
+        self._mean = check_reduction(loss_reduction) == "mean"
+        chosen = choose(model, params)
+        self._offsets: dict[Tensor, tuple[int, str]] = {}
+        self.dim = 0
+        for name, p in chosen.items():
+            self._offsets[p] = (self.dim, name)
+            self.dim += p.numel()
+        self._ends = {offset: offset + p.numel() for p, (offset, _) in self._offsets.items()}
+        self._dtype = _common_dtype(chosen)
+        self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
+        self._tries = 0
+        self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
+        self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim)
+        self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
+        self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
+        self.attach()
+
+    def attach(self) -> None:
+        self._hooks.attach()
+
+    def detach(self) -> None:
+        self._hooks.detach()
+
+    def drop(self, size: int | None = None) -> bool:
+        return self._hooks.drop(size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
+        """It watches one model, whatever is copied."""
+        return self
+
+    def collect(self) -> list[Collected]:
+        passes, arrived = self._hooks.take()
+        self._hooks.rerunning = True  # a rule may run its module again
+        try:
+            batches = [shrinking(partial(self._factored, one)) for one in passes if one.size]
+        finally:
+            self._hooks.rerunning = False
+        self._hooks.layout.refuse_mixed()
+        calls = {self._signature(one) for one in passes if one.size}
+        if not calls <= self._understood:
+            # Something new: compare it with what autograd says, or ask it to say so next time.
+            self._refuse_new(self._model.parameters())
+            self._tries += arrived is not None
+            compared = partial(check_sums, batches, arrived or {}, self._offsets, coarse=self._hooks.coarse)
+            if arrived is not None and (shrinking(compared) or self._tries >= _TRIES):
+                self._understood |= calls
+                self._tries = 0
+            else:
+                self._hooks.ask()
+        for one in passes:
+            one.reached = {}  # its graph may live on for another backward
+        if len(batches) < len(passes):  # some were without an example
+            batches.append(Factored([], dim=self.dim, size=0, scale=1.0, like=self.like))
+        return [Collected(batch, batch.size) for batch in batches]
+
+    def _signature(self, record: Pass) -> tuple[Any, ...]:
+        """Which modules were called how often, and which parameters were trainable: what a check was made of."""
+        calls = sorted((self._hooks.paths[module], len(uses)) for module, uses in record.reached.items())
+        return (*calls, *(p.requires_grad for p in self._offsets))
+
+    def _factored(self, record: Pass) -> Factored:
+        found: dict[int, list[ParamGrads]] = {}  # by offset
+        for module, uses in record.reached.items():
+            for use in uses.values():
+                use.check_versions()
+            each = [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values())
+            for name, grads in self._rules[module](module, each).items():
+                p = _parameter(module, name)
+                if p is None:
+                    continue
+                place = self._offsets.get(self._hooks.sharded.part(p) if self._hooks.sharded else p)
+                if place is None:
+                    self._refuse_new([p])
+                elif p.requires_grad:
+                    found.setdefault(place[0], []).append(grads)
+        placed = [(offset, total(several)) for offset, several in found.items()]
+        for offset, grads in placed:
+            if offset + grads.numel != self._ends[offset]:
+                raise self._resized(offset, grads.numel)
+        scale = float(record.size) if self._mean else 1.0
+        return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self.like)
+
+    def _resized(self, offset: int, numel: int) -> StateError:
+        name = next(name for place, name in self._offsets.values() if place == offset)
+        return StateError(
+            f"{name!r} of {numel} numbers",
+            expected=f"{self._ends[offset] - offset}, as when the order was made",
+            remedy="Give the model its final shape first; then make the order.",
+        )
+
+    def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
+        """Parameters that were not there when the order was made have no place in its vectors."""
+        known = self._offsets.keys() | self._others
+        if any(self._hooks.sharded.part(p) not in known for p in parameters):
+            raise StateError(
+                "a model with parameters that were not there when the order was made",
+                expected="the same parameters, frozen or not",
+                remedy="Replace layers, and load weights with assign=True, first; then make the order.",
+            )
+
+
+def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
+    """Float32, which half precision is taken in too, or float64."""
+    double = [name for name, p in params.items() if p.dtype is torch.float64]
+    other = next((name for name, p in params.items() if p.dtype is not torch.float64), None)
+    if double and other is not None:
+        raise InputError(
+            f"parameters of torch.float64 ({double[0]!r}) beside {params[other].dtype} ({other!r})",
+            expected="one of them (float16 and bfloat16 may stand beside float32)",
+            remedy="Call .float() or .double() on the model, order by some with params=, or take gradients='func'.",
+        )
+    return torch.float64 if double else torch.float32
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter of the module or of a submodule; None where the name is something else (a parametrization)."""
+    found = module._parameters.get(name)
+    if found is None and "." in name:
+        path, _, last = name.rpartition(".")
+        found = module.get_submodule(path)._parameters.get(last)
+    return found

@@ -1,0 +1,302 @@
+"""Hooks on a model that keep what each of its layers saw, until a backward pass makes a batch of it.
+
+The model is not wrapped. Each module that owns a chosen parameter gets a forward hook, which keeps the call's inputs
+and asks to be told the gradient that arrives at its outputs. A call belongs to the forward pass of the whole model that
+it happened in; a pass becomes a batch when a backward reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ordain.errors import StateError, StepError
+from ordain.gradients.rules import Use, Watch, watch_for
+from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
+from ordain.gradients.sources.backward import Backwards
+from ordain.gradients.sources.layout import Layout, examples_in
+from ordain.gradients.sources.sharded import Sharded
+
+_MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
+
+
+@dataclass(slots=True)
+class Pass:
+    """One forward of the whole model. Only its graph holds it until a backward arrives."""
+
+    number: int
+    size: int
+    calls: dict[nn.Module, int] = field(default_factory=dict)  # of each module so far
+    reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
+
+
+class Taken(NamedTuple):
+    """What the backwards since the last time brought.
+
+    Attributes:
+        passes: those that a backward has reached, the oldest first.
+        arrived: what autograd gave the parameters; None where it was not asked, or cannot be told.
+    """
+
+    passes: list[Pass]
+    arrived: dict[Tensor, Tensor] | None
+
+
+class Hooks:
+    """What the modules of ``model`` that own some of ``params`` saw, by forward pass.
+
+    Nothing is registered before :meth:`attach`.
+
+    Attributes:
+        paths: the modules that are watched, and what they are called.
+        layout: which dimension counts the examples.
+        sharded: which parameter stands for which.
+        rerunning: a forward of our own is not the user's: set while there may be one.
+        coarse: has anything been computed in less than float32?
+    """
+
+    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int) -> None:
+        self._model = model
+        self._params = dict.fromkeys(params)  # a set that keeps their order
+        self._batch_dim = batch_dim
+        self._first = next(iter(self._params))
+        self._dtype, self._device = self._first.dtype, self._first.device
+        self.coarse = False
+        self.layout = Layout(model, batch_dim)
+        self.rerunning = False
+        self._mixing = mixing_modules(model)
+        self._count = 0
+        self._pass: Pass | None = None  # the forward that is running
+        self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
+        self._backwards = Backwards(self._finish)
+        self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
+        self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
+        self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
+        self.paths = {
+            module: path
+            for path, module in model.named_modules()
+            # A rule that watches its module may answer for submodules that are never called.
+            if any(p in self._params for p in module.parameters(recurse=watch_for(module) is not None))
+        }
+        self.sharded = Sharded(model, self._stand)
+        self._handles: list[Any] = []
+        self._arrival_handles: dict[Tensor, Any] = {}
+
+    def attach(self) -> None:
+        """Begin to watch; does nothing if it watches already."""
+        if self._handles:
+            return
+        self._handles += self.sharded.watch()
+        self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
+        for module in self.paths:
+            watch = watch_for(module)
+            if watch is not None:
+                start = partial(self._start, watch)
+                self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._stop, always_call=True))
+            self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
+        self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
+        self.ask()
+
+    def detach(self) -> None:
+        """Leave the model exactly as it was found."""
+        for handle in (*self._handles, *self._arrival_handles.values()):
+            handle.remove()
+        self._handles, self._arrival_handles = [], {}
+        self._ready.clear()
+        self._backwards.forget()
+        self._pass = None
+        self._leave_contexts()
+
+    def ask(self) -> None:
+        """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
+        self._arrived = {}
+        self._stand_by()
+
+    def _stand_by(self) -> None:
+        for p in self._params:
+            self._stand(p, p)
+
+    def _stand(self, p: Tensor, whole: Tensor) -> None:
+        """``whole`` is what autograd gives the gradient of ``p`` to."""
+        if self._arrived is not None and p in self._params and p.requires_grad and whole not in self._arrival_handles:
+            self._arrival_handles[whole] = whole.register_hook(partial(self._arrive, p))  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
+        """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
+        return self
+
+    # --- during a forward -------------------------------------------------------------------------
+
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if model is not self._model or self.rerunning or not torch.is_grad_enabled():
+            return
+        self._pass = None
+        self._extras.clear()
+        self._leave_contexts()
+        if self._backwards.broken():
+            # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
+            self._arrived = None if self._ready else self._arrived
+            self._backwards.forget()
+        if not model.training:
+            return
+        if self._first.dtype is not self._dtype or self._first.device != self._device:
+            raise StateError(
+                f"a model now of {self._first.dtype} on {self._first.device}",
+                expected=f"{self._dtype} on {self._device}, as when the order was made",
+                remedy="Move or convert the model first, then make the order.",
+            )
+        if not self._ready and self._arrived:
+            self._arrived = {}  # of backwards that were not watched
+        if self._arrived is not None:
+            self._stand_by()  # what was frozen when it was asked for may not be any more
+        if self._mixing:
+            refuse_mixing(self._mixing)
+        if len(self._ready) >= _MOST_PASSES:
+            raise StepError(
+                f"{_MOST_PASSES} backward passes since the last step()",
+                expected="order.step() after every backward, or after the few that make one optimizer step",
+                remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
+            )
+        size = examples_in(args, kwargs, self._batch_dim)
+        if not self.layout.probed:
+            self.rerunning = True
+            try:
+                self.layout.probe(self.paths, args, kwargs, size)
+            finally:
+                self.rerunning = False
+        self._count += 1
+        self._pass = Pass(self._count, size)
+
+    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+        if not self.rerunning and model is self._model and torch.is_grad_enabled():
+            size = self._pass.size if self._pass is not None else 0
+            self._pass = None
+            if output is None:  # the forward raised
+                self.layout.failed()
+            elif size:
+                self.layout.compare(output, size)
+
+    def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._pass is not None and module in self.paths:
+            context = watch(module, self.paths[module], args, kwargs)
+            self._extras[module] = context.__enter__()
+            self._watching[module] = context
+
+    def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module in self._watching:
+            self._watching.pop(module).__exit__(None, None, None)
+
+    def _leave_contexts(self) -> None:
+        """Of a forward that was interrupted: torch calls no hook after what is no ``Exception``."""
+        while self._watching:
+            self._watching.popitem()[1].__exit__(None, None, None)
+
+    def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        record = self._pass
+        # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
+        if record is None or not torch.is_grad_enabled() or module not in self.paths:
+            return None
+        call = record.calls.get(module, 0)
+        record.calls[module] = call + 1
+        changed = None
+        axes = self.layout.axes(module, call, (args, kwargs), output, record.size)
+        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None:
+            ids, axis = args[0] if args else kwargs["input"], self._batch_dim
+            if ids.ndim > max(axis, 1) and ids.shape[axis] == 1:
+                # One row of positions for all examples. As many rows as examples have the same values and
+                # bring each example's gradient back by itself.
+                args, kwargs = (_repeated(ids, axis, record.size),), {}
+                changed = output = _repeated(output, axis, record.size)
+                axes = {("in", 0): axis, ("out", 0): axis}
+        plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        use = Use(
+            self.paths[module],
+            record.size,
+            (args[0].detach(),) if plain else tree_map(_detached, args),
+            {} if plain else tree_map(_detached, kwargs),
+            axes=axes,
+            extra=self._extras.pop(module, None),
+        )
+        for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                # On the node, not on the tensor: what changes the tensor in place later comes after it.
+                reach = partial(self._reach, record, module, call, use, leaf, tensor.output_nr)
+                tensor.grad_fn.register_prehook(reach)
+        return changed
+
+    # --- during a backward ------------------------------------------------------------------------
+
+    def _reach(
+        self,
+        record: Pass,
+        module: nn.Module,
+        call: int,
+        use: Use,
+        leaf: int,
+        number: int,
+        grads: tuple[Tensor | None, ...],
+    ) -> None:
+        grad = grads[number]
+        if grad is None:
+            return
+        self.coarse |= grad.dtype in (torch.float16, torch.bfloat16)
+        # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
+        grad = grad.detach().clone() if record.size == 1 else grad.detach()
+        brought = self._backwards.here()
+        if record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._ready:
+                record.reached = {}  # an earlier backward may have broken off
+        uses = record.reached.setdefault(module, {})
+        if call not in uses:
+            use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
+            uses[call] = use
+            use.note_versions()
+        use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
+
+    def _finish(self, brought: dict[int, Pass]) -> None:
+        self._ready |= brought
+
+    def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        if self._arrived is not None:
+            self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
+
+    # --- after it ---------------------------------------------------------------------------------
+
+    def take(self) -> Taken:
+        """What there is, once: it is not kept, and autograd is not asked again before :meth:`ask`."""
+        self._backwards.forget()
+        ready, self._ready = self._ready, {}
+        arrived, self._arrived = self._arrived, None
+        for handle in self._arrival_handles.values():
+            handle.remove()
+        self._arrival_handles = {}
+        return Taken([ready[number] for number in sorted(ready)], arrived)
+
+    def drop(self, size: int | None = None) -> bool:
+        """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""
+        self._backwards.forget()
+        self.rerunning = False  # an interrupt may have fallen on the very line that ends it
+        dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
+        for one in dropped:
+            del self._ready[one.number]
+            one.reached = {}
+        if dropped:
+            self._arrived = None  # which part of it came from which pass is not known
+        return bool(self._ready)
+
+
+def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
+    return tensor.expand(*(size if i == axis else -1 for i in range(tensor.ndim)))
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf

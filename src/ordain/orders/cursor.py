@@ -1,0 +1,299 @@
+"""What was drawn, what was observed, which pass is live: all that a sampler talks to.
+
+Loaders draw ahead of time, so draws and observations are counted apart. The next epoch's order is adopted at its
+first draw: not at exhaustion (prefetching exhausts early) and not when an iterator is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ordain.errors import InputError, StateError, StepError
+from ordain.orders.saved_state import State, check_count
+from ordain.orders.units import Indices
+from ordain.sampler import Pass
+
+
+class View(Protocol):
+    """Which part of an epoch this process visits: all of it, or a rank's share.
+
+    Attributes:
+        n: the number of examples in the epoch.
+    """
+
+    n: int
+
+    @property
+    def length(self) -> int:
+        """How many indices this process draws."""
+
+    def indices(self, epoch: Indices) -> Indices:
+        """The indices that this process draws, from those of the whole epoch."""
+
+    def covered(self, drawn: int) -> int:
+        """How many of the epoch's examples are drawn when every process has drawn so many."""
+
+    def own(self, done: int) -> int:
+        """How many of this process's draws are among the epoch's first ``done`` examples."""
+
+
+class Whole:
+    """The view of a single process: all ``n`` examples."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    @property
+    def length(self) -> int:
+        """All of them."""
+        return self.n
+
+    def indices(self, epoch: Indices) -> Indices:
+        """All of them."""
+        return epoch
+
+    def covered(self, drawn: int) -> int:
+        """As many as were drawn."""
+        return drawn
+
+    def own(self, done: int) -> int:
+        """As many as are done."""
+        return done
+
+
+class Route(NamedTuple):
+    """What a cursor asks of its order.
+
+    Attributes:
+        start: called before the first draw of a pass; may refuse it.
+        indices: the examples of the present epoch, in order.
+        advance: adopt the next epoch's order, with the number of the next epoch.
+        observed: how many examples of the epoch were observed, from the front, where indices said which; None if that
+            cannot be told.
+        unused: called when a whole pass was drawn and nothing observed.
+    """
+
+    start: Callable[[], None]
+    indices: Callable[[], Indices]
+    advance: Callable[[int], None]
+    observed: Callable[[], int | None]
+    unused: Callable[[], None]
+
+
+class Cursor:
+    """Where an epoch stands.
+
+    Attributes:
+        epoch: the epoch being visited.
+        taken: how many of the drawn examples, from the front, have been observed.
+        touched: whether anything of this epoch has been observed.
+        uncounted: whether some of it was in a step() that does not know how large its batch was.
+        ticket: names the live pass.
+        out_of_turn: whether observations of this epoch have named their examples.
+    """
+
+    def __init__(self, view: View, route: Route, *, learns: bool) -> None:
+        self.view, self._route, self._learns = view, route, learns
+        self.epoch = self.taken = self.ticket = 0
+        self.touched = self.uncounted = self.out_of_turn = False
+        self._resuming = False
+        self._out_of_order = False  # may batches of the live pass arrive in another order than drawn?
+        self._stepped = False  # has step() or observe() ever been called? Orders that do not learn need neither
+        self._peeked = False
+        self._set_drawn(0)
+
+    @property
+    def length(self) -> int:
+        """How many indices this process draws in an epoch."""
+        return self.view.length
+
+    @property
+    def drawn(self) -> int:
+        """How many of the epoch's examples have been drawn."""
+        return self._drawn if self.position == self._drawn_at else self.view.covered(self.position)
+
+    def _set_drawn(self, drawn: int) -> None:
+        self._drawn = drawn
+        self.position = self._drawn_at = self.view.own(drawn)  # position: this process's own draws
+
+    # --- for the sampler --------------------------------------------------------------------------
+
+    def begin(self, *, out_of_order: bool) -> Pass:
+        """A new iterator draws its first index."""
+        self._route.start()
+        if self._resuming:
+            self._resuming = False
+        elif self.drawn or self.touched:
+            if self._is_over():
+                self.advance()
+            self.rewind()
+        self.ticket += 1
+        self._out_of_order = out_of_order
+        return Pass(self.ticket, self.view.indices(self._route.indices()), self.view.own(self.drawn))
+
+    def advance(self) -> None:
+        """Adopt the next epoch's order."""
+        self._route.advance(self.epoch + 1)
+        self.epoch += 1
+        self.touched = self.out_of_turn = False
+
+    def rewind(self) -> None:
+        """Nothing of the epoch is drawn."""
+        self._set_drawn(0)
+        self.taken = 0
+        self.uncounted = False
+
+    def abandon(self) -> None:
+        """End the live pass as if it had never been; the epoch stays."""
+        self.rewind()
+        self.touched = False
+        self.ticket += 1
+
+    def _is_over(self) -> bool:
+        """Does a second pass begin the next epoch, or was the first only a look at the data?"""
+        if self._learns and not self.touched and self.drawn == self.view.n:
+            self._route.unused()
+        if self.touched or self._learns or self._stepped:
+            return self.touched
+        look = self._is_look()
+        self._peeked = True
+        return not look
+
+    def _is_look(self) -> bool:
+        # Nobody calls step(). A first incomplete pass is taken for a look at the data; later ones
+        # cannot be told from epochs that were cut short, and an order must not repeat for ever.
+        return self.epoch == 0 and self.drawn < self.view.n and not self._peeked
+
+    def go_on(self, epoch: int, drawn: int) -> None:
+        """Like :meth:`resume`, for the position that a loader has saved."""
+        known, drawn = self.progress(), self.view.covered(drawn)
+        # The last, short batch that a loader drops is drawn and never observed.
+        if epoch != self.epoch or (known is not None and drawn not in (known, self.view.n)):
+            stands = "" if known is None else f" with {known} examples observed"
+            raise StateError(
+                f"a loader's state in epoch {epoch} with {drawn} examples drawn",
+                expected=f"epoch {self.epoch}{stands}, as in the order's state",
+                remedy="Load the order's state first; save both after the same step(), with snapshot_every_n_steps=1. "
+                "Or leave the loader's state out and call order.resume().",
+            )
+        self.resume(drawn)
+
+    # --- for the order ----------------------------------------------------------------------------
+
+    def progress(self) -> int | None:
+        """How many of this epoch's examples are done, from the front; None if that cannot be known."""
+        if self.out_of_turn:
+            return self._route.observed()
+        return None if self.uncounted else self.taken
+
+    def waiting(self, count: int) -> Indices:
+        """The positions of the next ``count`` examples, which must have been drawn and not observed."""
+        self.check_in_turn()
+        self.check_drawn(count)
+        return np.arange(self.taken, self.taken + count)
+
+    def check_drawn(self, count: int, waiting: int | None = None) -> None:
+        """Raise unless so many drawn examples wait to be observed."""
+        waiting = self.drawn - self.taken if waiting is None else waiting
+        if count > waiting:
+            raise StepError(
+                f"{count} examples to observe, but only {waiting} drawn and not yet observed",
+                expected="each drawn example to be observed once",
+                remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
+                "backward counts twice. Or pass indices= to observe().",
+            )
+
+    def check_in_turn(self) -> None:
+        """Raise if batches may arrive in another order than they were drawn in."""
+        if self._out_of_order:
+            raise StepError(
+                "examples to be taken in the order drawn, from a loader with in_order=False",
+                expected="batches that arrive in the order in which they were drawn",
+                remedy="Leave in_order=False out, or have the dataset return each example's index and call "
+                "observe(grads, indices=...).",
+            )
+
+    def take(self, count: int) -> None:
+        """The next ``count`` examples have been observed, or passed over."""
+        self.taken += count
+        self.touched = self.touched or count > 0
+
+    def take_named(self) -> None:
+        """Some examples have been observed by name."""
+        self.touched = self.out_of_turn = True
+
+    def step_uncounted(self) -> None:
+        """A step of a batch of unknown size, in an epoch that is not learned from."""
+        if not self.drawn:
+            raise StepError(
+                "step() before anything was drawn",
+                expected="a batch from order.sampler first",
+                remedy="Pass sampler=order.sampler to the DataLoader.",
+            )
+        self.touched = self._stepped = self.uncounted = True
+
+    def step_counted(self, size: int) -> None:
+        """The same for a batch of ``size`` examples of each process."""
+        uncounted, size = self.uncounted, min(self.view.covered(size), self.drawn - self.taken)
+        self.step_uncounted()
+        self.uncounted = uncounted
+        self.taken += size
+
+    def resume(self, done: int | None) -> int:
+        """The next pass continues after ``done`` examples; returns the epoch that it visits."""
+        if done is None:
+            done = self.progress()
+        if done is None:
+            raise StateError(
+                "resume() of an order that cannot tell how much of its epoch is done (it sees no gradients, or saw "
+                "them out of turn)",
+                expected="the number of examples that are done",
+                remedy="Pass resume(steps_done * batch_size), or load a StatefulDataLoader's state, which knows.",
+            )
+        n = self.view.n
+        if not isinstance(done, int) or not 0 <= done <= n:
+            raise InputError(
+                f"done={done!r}",
+                expected=f"how many of the epoch's {n} examples are done",
+                remedy="Pass steps_done * batch_size.",
+            )
+        self._set_drawn(done)
+        self.taken, self.uncounted = done, False
+        over = done == n or self.view.own(done) == self.view.length  # the rest belongs to no process: it was dropped
+        # A finished epoch has nothing left to visit: its last state leads to the next epoch.
+        self._resuming, self.touched = not over, done > 0 or over
+        return self.epoch + over
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def save(self) -> State:
+        """Numbers; what was drawn ahead is drawn again."""
+        state: State = {
+            "epoch": self.epoch,
+            "taken": 0 if self.uncounted else self.taken,
+            "touched": self.touched,
+            "uncounted": self.uncounted,
+        }
+        if self._learns:
+            return state | {"out_of_turn": self.out_of_turn}
+        if self.drawn > 0 and not self._stepped:  # nobody calls step(): the position is all there is
+            state |= {"taken": 0, "touched": self.touched or not self._is_look(), "uncounted": True, "peeked": True}
+        return {"peeked": self._peeked, **state, "driven": self._stepped}
+
+    def check(self, state: State) -> None:
+        """Raise if no cursor can have saved this."""
+        check_count(state, "epoch")
+        check_count(state, "taken", self.view.n)
+
+    def load(self, state: State) -> None:
+        """Go back to a state that has passed :meth:`check`."""
+        self.epoch, self.taken = state["epoch"], state["taken"]
+        self.touched, self.uncounted = state["touched"], state["uncounted"]
+        self.out_of_turn = state.get("out_of_turn", False)
+        self._stepped, self._peeked = state.get("driven", False), state.get("peeked", False)
+        self._set_drawn(self.taken)
+        self._resuming = False
+        self.ticket += 1

@@ -1,0 +1,240 @@
+"""SGD with offline herding of stored gradients (Algorithm 2); greedy ordering is one case of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ordain import herding
+from ordain.balancing.step import ASIDE, Decision
+from ordain.errors import InputError, MemoryLimitError
+from ordain.gradients import Gradients
+from ordain.gradients.memory import scratch, shrinking
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.cursor import Cursor
+from ordain.orders.order import Order
+from ordain.orders.saved_state import State, array, broken, check_vectors
+from ordain.orders.sign_log import OrderLog, Settle
+from ordain.orders.units import Indices
+
+__all__ = ["Greedy", "Herding"]
+
+Routine = Callable[[Tensor], Any]
+_MEMORY = 2 * 2**30
+
+
+class Herding(Order):
+    """Algorithm 2: store every example's gradient during an epoch, then herd them.
+
+    Args:
+        model: as in :class:`~ordain.GraB`.
+        n: as in :class:`~ordain.GraB`.
+        routine: takes the stored gradients ``[n, d]`` in visiting order and returns a permutation of
+            their rows; :func:`ordain.herding.herd` by default.
+        memory_limit: bytes that may be stored. n*d numbers are needed: if that is more, it is refused at
+            once, with the figure.
+        fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
+            ``with order.rehearsal():``, instead of the last epoch's stale ones.
+        **options: as in :class:`~ordain.GraB`: schedule, gradients, params, loss_reduction, group, sketch, seed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        n: Any,
+        *,
+        routine: Routine | None = None,
+        memory_limit: int = _MEMORY,
+        fresh: bool = False,
+        **options: Any,
+    ) -> None:
+        self._herding = HerdingLearner(routine or herding.herd, memory_limit=memory_limit, fresh=fresh)
+        super().__init__(n, model=model, learner=self._herding, **options)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """An extra pass, without optimizer steps, whose gradients decide the coming epoch's order.
+
+        with order.rehearsal():
+            for x, y in loader:
+                loss_fn(model(x), y).backward(); order.step(); model.zero_grad()
+        """
+        return self._herding.rehearsal(self._cursor, type(self).__name__)
+
+
+class Greedy(Order):
+    """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory an epoch.
+
+    Args:
+        model: as in :class:`~ordain.GraB`.
+        n: as in :class:`~ordain.GraB`.
+        memory_limit: as in :class:`Herding`.
+        fresh: as in :class:`Herding`.
+        **options: as in :class:`Herding`.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, n: Any, *, memory_limit: int = _MEMORY, fresh: bool = False, **options: Any
+    ) -> None:
+        self._herding = HerdingLearner(herding.greedy, memory_limit=memory_limit, fresh=fresh)
+        super().__init__(n, model=model, learner=self._herding, **options)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """See :meth:`Herding.rehearsal`."""
+        return self._herding.rehearsal(self._cursor, type(self).__name__)
+
+
+class HerdingLearner:
+    """Stores the mean gradient of each unit, ``[units, d]``, and herds them when the epoch is over."""
+
+    def __init__(self, routine: Routine, *, memory_limit: int, fresh: bool) -> None:
+        if not callable(routine):
+            raise InputError(
+                f"routine={routine!r}",
+                expected="a function from [n, d] to a permutation of its rows",
+                remedy="Pass ordain.herding.herd or ordain.herding.greedy, for example.",
+            )
+        self._routine, self._memory_limit, self._fresh = routine, memory_limit, fresh
+        self._rehearsing = False
+        self._stored: Tensor | None = None
+
+    def log(self, units: int, settle: Settle) -> OrderLog:
+        return OrderLog(units, settle)
+
+    def begin(self, arrangement: Arrangement, *, seed: int, dim: int | None) -> None:
+        self._arrangement = arrangement
+        self._counts = np.zeros(arrangement.units.count, dtype=np.int64)  # examples stored, by slot
+        if dim is not None:
+            self._check_memory(dim, torch.get_default_dtype().itemsize)
+
+    def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
+        if self._fresh and not self._rehearsing:
+            return Decision(slots[:0], np.empty(0, dtype=np.int8))
+        sizes = self._arrangement.sizes(slots)
+        shares, counts = (np.ones(len(slots)), sizes) if whole_units else (1.0 / sizes, np.ones_like(sizes))
+        return shrinking(lambda: self._store(batch, slots, shares, counts))
+
+    def _store(self, batch: Gradients, slots: Indices, shares: Any, counts: Indices) -> Decision:
+        """Add each row's share of its unit's mean gradient; it stands for ``counts`` examples."""
+        if self._stored is None:
+            self._check_memory(batch.dim, batch.dtype.itemsize)
+            self._stored = torch.zeros(len(self._counts), batch.dim, dtype=batch.dtype)
+        like = torch.empty(0, dtype=batch.dtype, device=batch.device)
+        rows = batch.rows(out=scratch(batch.size, batch.dim, like=like, name="stored"))
+        rows = rows.mul_(torch.from_numpy(shares).to(rows)[:, None]).cpu()
+        lost, bad = slots[:0], 0
+        least, most = rows.aminmax()
+        if not (least >= -herding.LARGEST and most <= herding.LARGEST):  # as NaN is not, nor can any routine take more
+            squares = rows.double().square_().sum(dim=1).numpy()
+            good = squares <= herding.LARGEST**2
+            lost, bad = np.unique(slots[~good]), int((~good).sum())
+            slots, rows, counts = slots[good], rows[torch.from_numpy(good)], counts[good]
+        self._stored.index_add_(0, torch.from_numpy(slots), rows)
+        np.add.at(self._counts, slots, counts)
+        # Seen: a place other than UNSEEN. There are no signs here.
+        seen = slots if self._arrangement.units.group == 1 else slots[:0]
+        places = np.concatenate([np.ones(len(seen)), np.full(len(lost), ASIDE)]).astype(np.int8)
+        return Decision(np.concatenate([seen, lost]), places, bad)
+
+    def choose(self) -> Indices:
+        return self._arrangement.order if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
+
+    def _herded(self) -> Indices:
+        """Herd the units whose gradients are complete; the others go in the middle, in their order."""
+        order, places = self._arrangement.order, self._arrangement.places
+        complete = (self._counts == self._arrangement.sizes(np.arange(len(order)))) & (places != ASIDE)
+        known = np.flatnonzero(complete)
+        if not len(known) or self._stored is None:
+            return order
+        found = np.asarray(self._routine(self._stored if complete.all() else self._stored[known]))
+        if found.shape != known.shape or not np.array_equal(np.sort(found), np.arange(len(known))):
+            raise InputError(
+                f"an answer of shape {found.shape} from the herding routine",
+                expected=f"a permutation of range({len(known)})",
+                remedy="A routine takes [n, d] and names each row once.",
+            )
+        sigma = order[known[found]]
+        half = len(sigma) // 2
+        return np.concatenate([sigma[:half], order[~complete], sigma[half:]])
+
+    def next_epoch(self) -> None:
+        self._counts[:] = 0
+        if self._stored is not None:
+            self._stored.zero_()
+
+    def release(self) -> None:
+        self._stored = None
+
+    def abandoned(self) -> list[int]:
+        return []
+
+    def skip(self, slots: Indices) -> None:
+        """Nothing: a unit that is not complete is not herded."""
+
+    @contextmanager
+    def rehearsal(self, cursor: Cursor, order: str) -> Iterator[None]:
+        """See :meth:`Herding.rehearsal`."""
+        if not self._fresh:
+            raise InputError(
+                "rehearsal() of an order with fresh=False",
+                expected="fresh=True",
+                remedy=f"Write {order}(model, n, fresh=True).",
+            )
+        if cursor.touched:
+            cursor.advance()
+        cursor.rewind()
+        self._rehearsing = True
+        try:
+            yield
+            self._arrangement.replace(self._herded())
+        finally:
+            self._rehearsing = False
+            self.next_epoch()
+            self._arrangement.clear()
+            cursor.abandon()
+
+    def _check_memory(self, d: int, itemsize: int) -> None:
+        units = len(self._counts)
+        needed = units * d * itemsize
+        if needed > self._memory_limit:
+            raise MemoryLimitError(
+                f"{units:,} gradients of {d:,} numbers to store: {needed / 2**30:.2f} GiB",
+                expected=f"at most memory_limit={self._memory_limit / 2**30:.2f} GiB",
+                remedy="Raise memory_limit, order larger units with group=, choose fewer params=, "
+                "or use GraB, which stores a few vectors of length d.",
+            )
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        return {"fresh": self._fresh}
+
+    def save(self, *, vectors: bool) -> State:
+        # Without the gradients nothing is complete: what was seen so far goes in the middle.
+        kept = vectors and not self._rehearsing
+        state: State = {
+            "stored": self._stored.clone() if kept and self._stored is not None else None,
+            "counts": torch.from_numpy(self._counts.copy() if kept else np.zeros_like(self._counts)),
+        }
+        if self._rehearsing:  # half a rehearsal is of no use: it begins again
+            places = torch.zeros(len(self._counts), dtype=torch.int8)
+            state |= {"taken": 0, "touched": False, "out_of_turn": False, "places": places}
+        return state
+
+    def check(self, state: State) -> None:
+        units = len(self._counts)
+        if len(state["counts"]) != units:
+            raise broken("counts", f"{len(state['counts'])} numbers", f"{units}")
+        check_vectors("stored", state["stored"], (units, state["dim"]))
+
+    def load(self, state: State) -> list[int]:
+        self._stored = None if state["stored"] is None else state["stored"].clone()
+        self._counts = array(state["counts"])
+        return []
+
+    def marks(self) -> Indices:
+        return self._counts

@@ -1,0 +1,470 @@
+"""The public face of every order: a cursor, an arrangement and, where it learns, a source, a schedule and a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Sampler
+
+from ordain import _rng
+from ordain.errors import InputError, StepError
+from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients
+from ordain.gradients.context import undisturbed
+from ordain.gradients.sources import source_for
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.coordination import Alone, Collect, Coordinator, Observed, Standing, provider
+from ordain.orders.cursor import Cursor, Route, Whole
+from ordain.orders.intake import Intake
+from ordain.orders.learner import Learner
+from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
+from ordain.orders.schedule import Schedule, check_schedule
+from ordain.orders.units import Indices, Units, check_group, check_n
+from ordain.sampler import OrderSampler, RankSampler
+
+Arrange = Callable[[int, int], Indices]
+
+
+class Order:
+    """An order in which to visit ``n`` examples, epoch after epoch.
+
+    Units of ``group`` examples stay together and are ordered as one. The units are cut from the
+    first epoch, which is the same for every order of the same ``seed`` and ``n``.
+
+    To write an order of your own, subclass this and pass either ``arrange`` or ``learner``.
+
+    Args:
+        n: the number of examples, or the (map-style) dataset itself.
+        group: how many examples make a unit; a unit's gradient is the mean of its examples'.
+        seed: everything random follows from it.
+        distributed: ``"auto"`` shares the order out to the ranks wherever torch.distributed is initialised; False, a
+            mode or a :class:`~ordain.distributed.Distributed` says otherwise: see docs/distributed.md.
+        arrange: for an order that looks at no gradient: ``arrange(epoch, units)`` returns ``[units]``, the units in the
+            order of that epoch. Epoch 0 is ``range(units)`` by convention.
+        members: ``[n]``, the examples in the order of epoch 0; a random permutation by default.
+        identity: what must agree, besides the arguments above, for a saved state to be loaded.
+        learner: for an order that looks at gradients: see :class:`~ordain.orders.learner.Learner`.
+        schedule: in which epochs to learn; all by default. See :class:`~ordain.orders.schedule.Schedule`.
+        model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
+        gradients: how ``step()`` gets per-example gradients: ``"exact"`` from the ordinary backward, ``"func"``
+            by torch.func, ``"microbatch"`` from one backward for each unit; or a function that builds a
+            :class:`~ordain.gradients.Source`.
+        params: order by these parameters only, as a test of their names.
+        loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
+        batch_dim: the batch dimension of the model's inputs.
+        sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
+    """
+
+    def __init__(
+        self,
+        n: Any,
+        *,
+        group: int = 1,
+        seed: int = 0,
+        distributed: Any = "auto",
+        arrange: Arrange | None = None,
+        members: Indices | None = None,
+        identity: dict[str, Any] | None = None,
+        learner: Learner | None = None,
+        schedule: Schedule | None = None,
+        model: nn.Module | None = None,
+        gradients: str | Callable[..., Source] = "exact",
+        params: Callable[[str], bool] | None = None,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+        sketch: int | None = None,
+    ) -> None:
+        if (arrange is None) == (learner is None):
+            raise InputError(
+                "both arrange= and learner=" if arrange else "neither arrange= nor learner=",
+                expected="one of them",
+                remedy="Pass arrange=, a function of the epoch, or learner=, which looks at gradients.",
+            )
+        _check_model(model, batch_dim, type(self).__name__)
+        self.n, self.group, self.seed = check_n(n), check_group(group), _rng.check_seed(seed)
+        self._schedule = check_schedule(schedule)
+        self._view = provider().view(self.n, distributed)
+        self._unasked = distributed == "auto" and self._view is None  # not shared out, and nobody said so
+        self._arrange: Arrange | None = arrange
+        self._learns = learner is not None
+        self._extra = dict(identity or {})
+        if learner is not None:
+            self._extra |= learner.identity() | {"schedule": repr(self._schedule)}
+        if self._view is not None:
+            told = {"order": type(self).__name__, "n": self.n, "seed": self.seed, "group": self.group}
+            self._view.agree(**told)
+            self._view.agree(**self._extra)
+        if members is None:
+            members = _rng.permutation(self.n, seed=self.seed)
+        if self._view is not None:
+            members = self._view.shard(members)
+            self.n = self._view.n
+        self._units = Units(members, group=self.group)
+        self._source: Source | None = None
+        self._detached = False
+        self._device = torch.device("cpu")
+        if model is not None and learner is not None:
+            self._source = self._watching(
+                model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
+            )
+        route = Route(self._start, self._indices, self._advance, self._observed, self._unused)
+        view = self._view or Whole(self.n)
+        self._cursor = Cursor(view, route, learns=learner is not None)
+        self._sampler = self._build_sampler()
+        if learner is not None:
+            try:
+                self._learner = learner
+                self._begin(learner, None if sketch is None else Sketch(sketch, seed=self.seed))
+            except BaseException:
+                self.detach()
+                raise
+
+    def _watching(self, model: nn.Module, gradients: str | Callable[..., Source], **options: Any) -> Source:
+        """The source of gradients; ranks hear of it if one cannot build it."""
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        if self._view is None:
+            return source_for(model, gradients, **options)
+        with self._view.heard():
+            source = source_for(model, gradients, **options)
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self._view.agree(**{"length of gradients": source.dim, "parameters of the model": shapes})
+        return source
+
+    def _begin(self, learner: Learner, sketch: Sketch | None) -> None:
+        source = self._source
+        whole_units = source is not None and source.whole_units
+        self._intake = Intake(
+            dim=None if source is None else source.dim,
+            sketch=sketch,
+            source="observe" if source is None else source.name,
+        )
+        self._arrangement = Arrangement(
+            self._units, log=learner.log, learns=self._schedule.learns, short_last=whole_units
+        )
+        learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
+        device = torch.device("cpu") if source is None else source.like.device
+        standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
+        self._whole_units, self._device = whole_units, device
+        self._ranks: Coordinator = Alone(standing)
+        if self._view is not None:
+            if whole_units:
+                self._view.deal_units(self.group)
+            self._ranks = self._view.coordinator(standing) or self._ranks
+
+    def _build_sampler(self) -> Sampler[int]:
+        if self._view is None:
+            return OrderSampler(self._cursor, order=repr(self))
+        return RankSampler(self._cursor, order=repr(self), n=self.n, rank=self._view.rank, ranks=self._view.ranks)
+
+    # --- what a user sees -------------------------------------------------------------------------
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """For ``DataLoader(..., sampler=order.sampler)``."""
+        return self._sampler
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being visited, from 0; it changes at the first draw of the next."""
+        return self._cursor.epoch
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes this rank has sent to the others for the order; 0 where there are none."""
+        return 0 if self._view is None else self._view.sent
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors of the order live."""
+        return self._device
+
+    @property
+    def set_aside(self) -> int:
+        """How many examples' gradients were not finite and so took no part, over all epochs."""
+        return self._arrangement.not_finite if self._learns else 0
+
+    @property
+    def joinable(self) -> Joinable:
+        """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
+        found = None if not self._learns else self._ranks.joinable(self._accompany, self._device)
+        if found is None:
+            raise StepError(
+                "joinable of an order that is not coordinated over ranks",
+                expected="an order made inside torch.distributed",
+                remedy="Call init_process_group() before making the order.",
+            )
+        return found
+
+    def step(self) -> None:
+        """Call once after each ``loss.backward()``."""
+        if self._learning():
+            self._learn_from(self._collected)
+        else:
+            self._cursor.step_uncounted()
+
+    def observe(self, grads: Any, indices: Any = None) -> None:
+        """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
+        if self._learning():
+            if indices is not None and not self._ranks.takes_indices:
+                raise InputError(
+                    "indices on an order that is coordinated over ranks",
+                    expected="each rank to observe its examples in the order in which it drew them",
+                    remedy="Leave indices out.",
+                )
+            self._learn_from(lambda: [self._checked(as_gradients(grads))], indices)
+        elif self._learns:
+            self._cursor.step_uncounted()
+        else:
+            size = as_gradients(grads).size
+            if indices is None and self._view is None:
+                self._cursor.check_drawn(size)
+            self._cursor.step_counted(size)
+
+    def skip(self, count: int) -> None:
+        """The next ``count`` drawn examples will not be observed (a batch that is passed over with ``continue``).
+
+        They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
+        gradients for theirs.
+        """
+        if self._learning():
+            # Gradients of batches before this one may wait: they come first.
+            before = self._source is not None and self._source.drop(count)
+            self._learn_from(lambda: [*(self._collected() if before else ()), count])
+        elif self._view is None:
+            self._cursor.check_drawn(count)
+            self._cursor.take(count)
+        else:
+            self._cursor.step_uncounted()
+
+    def history(self, epoch: int) -> Indices:
+        """``[n]``: the examples in the order in which ``epoch`` visits (or visited) them."""
+        if self._learns:
+            return self._arrangement.history(epoch, self.epoch)
+        if epoch < 0:
+            raise InputError(f"epoch {epoch}", expected="an epoch >= 0", remedy="Epochs count from 0.")
+        return self._units.expand(self._arranged(epoch))
+
+    def resume(self, done: int | None = None) -> int:
+        """After :meth:`load_state_dict`: the next pass continues where the saved epoch stopped.
+
+        Without it the next pass begins the next epoch. ``done`` says how many examples of the epoch
+        the saved run had trained on; orders that see gradients know, the others must be told.
+
+        Returns:
+            The epoch that the next pass visits: this one, or the next if all of it is done.
+        """
+        return self._cursor.resume(done)
+
+    def detach(self) -> None:
+        """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
+        if self._source is not None:
+            self._source.detach()
+            self._source = None
+            self._detached = True
+
+    def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
+        """All that is needed to continue: tensors, numbers and strings only. Changes nothing, at any time.
+
+        Args:
+            vectors: with what is as long as a gradient. Without it the state is small and takes microseconds, and
+                an order that loads it begins its balancing again in mid-epoch: see docs/reliability.md.
+            history: with what ``history(epoch)`` of past epochs needs.
+        """
+        state = {"version": STATE_VERSION, **self._identity(), **self._cursor.save()}
+        if not self._learns:
+            return state
+        return (
+            state
+            | self._arrangement.save(epoch=self.epoch, history=history)
+            | self._intake.save()
+            | self._learner.save(vectors=vectors)
+        )
+
+    def load_state_dict(self, state: State) -> None:
+        """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
+        state = converted(state)
+        check_identity(state, self._identity())
+        check_fields(state, self.state_dict(vectors=False, history=False))
+        self._cursor.check(state)
+        if not self._learns:
+            self._cursor.load(state)
+            return
+        for part in (self._arrangement, self._intake, self._learner):
+            part.check(state)
+        with undisturbed():
+            self._cursor.load(state)
+            self._arrangement.load(state)
+            self._intake.load(state)
+            self._arrangement.set_aside(self._learner.load(state))
+        self._watch(self.epoch)
+        self._ranks.loaded()
+
+    def __repr__(self) -> str:
+        more = f", group={self.group}" if self.group > 1 else ""
+        return f"{type(self).__name__}(n={self.n}{more}, seed={self.seed})"
+
+    # --- learning ---------------------------------------------------------------------------------
+
+    def _learning(self) -> bool:
+        return self._learns and self._schedule.learns(self._cursor.epoch)
+
+    def _learn_from(self, collect: Collect | None, indices: Any = None) -> None:
+        with undisturbed(), self._ranks.meeting(collect) as batches:
+            for observed in batches:
+                if observed.count:
+                    self._learn(observed, indices)
+
+    def _learn(self, observed: Observed, indices: Any) -> None:
+        """Learn from a batch, and note the places that its units get."""
+        slots = self._slots(observed.count, indices)
+        if len(observed.passed):
+            self._arrangement.set_aside(slots[observed.passed])
+            self._learner.skip(slots[observed.passed])
+        if observed.gradients is not None:
+            batch, slots = observed.gradients, slots[observed.rows]
+            if self._whole_units:
+                slots = np.unique(slots)
+            live = self._arrangement.live(slots)
+            if live is not None:  # the rest of a unit that was set aside
+                batch, slots = batch.select(torch.from_numpy(live).to(batch.device)), slots[live]
+            if len(slots):
+                epoch = self._cursor.epoch
+                try:
+                    decision = self._learner.learn(batch, slots, whole_units=self._whole_units, epoch=epoch)
+                finally:
+                    self._arrangement.set_aside(self._learner.abandoned())
+                self._arrangement.place(decision, epoch)
+            self._intake.confirm()
+        if indices is None:
+            self._cursor.take(observed.count)
+        else:
+            self._cursor.take_named()
+
+    def _slots(self, count: int, indices: Any) -> Indices:
+        """The slots of the next ``count`` drawn examples, or of those named."""
+        cursor, arrangement = self._cursor, self._arrangement
+        if indices is not None:
+            return arrangement.slots_of(indices, count=count, drawn=cursor.drawn)
+        if cursor.out_of_turn:
+            cursor.check_in_turn()
+            unseen = arrangement.unseen(cursor.drawn)
+            cursor.check_drawn(count, len(unseen))
+            return unseen[:count]
+        return arrangement.slots_at(cursor.waiting(count))
+
+    def _collected(self) -> list[Collected]:
+        """What the model's backward passes have brought."""
+        if self._source is None:
+            raise StepError(
+                "step() after detach()" if self._detached else "step() on an order without a model",
+                expected="a model to take gradients from",
+                remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
+            )
+        batches = self._source.collect()
+        if not batches:
+            raise StepError(
+                "step() with no new gradients",
+                expected="a forward in training mode and its backward since the last step()",
+                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
+                "that torch.compile has run already must be compiled again after the order is made.",
+            )
+        return [self._checked(batch.gradients, batch.examples) for batch in batches]
+
+    def _checked(self, batch: Gradients, examples: int | None = None) -> Collected:
+        return Collected(self._intake.take(batch), batch.size if examples is None else examples)
+
+    def _accompany(self) -> None:
+        """While other ranks step, and this one has no more batches."""
+        if self._learning():
+            self._learn_from(None)
+
+    # --- what the cursor asks ---------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._unasked and provider().other_ranks():
+            raise StepError(
+                "a draw from an order that was made before init_process_group(), which every rank would visit whole",
+                expected="an order made when the ranks know of each other",
+                remedy="Make the order after init_process_group(); or say distributed=False if each rank shall visit "
+                "all examples.",
+            )
+        if self._source is not None:
+            self._source.drop()  # gradients that no step() took belong to draws that are over
+
+    def _indices(self) -> Indices:
+        return self._units.expand(self._arranged(self.epoch)) if not self._learns else self._arrangement.indices()
+
+    def _arranged(self, epoch: int) -> Indices:
+        count = self._units.count
+        found = np.asarray(self._arrange(epoch, count) if self._arrange else np.arange(count))
+        if found.shape != (count,) or found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= count:
+            raise InputError(
+                f"an arrangement of shape {found.shape} and dtype {found.dtype}",
+                expected=f"[{count}] of integers in range({count})",
+                remedy="arrange(epoch, units) returns the units in the order of that epoch.",
+            )
+        return found
+
+    def _advance(self, following: int) -> None:
+        if not self._learns:
+            return
+        if self._learning():
+            chosen = self._learner.choose()
+            self._arrangement.advance(chosen)  # Alg. 4's sigma_{k+1}
+            self._learner.next_epoch()
+        else:
+            self._arrangement.clear()
+        self._watch(following)
+
+    def _watch(self, epoch: int) -> None:
+        """Watch the model in epochs that learn, and only in those."""
+        if not self._learns:
+            return
+        if self._source is not None:
+            (self._source.attach if self._schedule.learns(epoch) else self._source.detach)()
+        if self._schedule.ends(epoch):
+            self.detach()
+            self._learner.release()
+
+    def _observed(self) -> int | None:
+        return self._arrangement.observed()
+
+    def _unused(self) -> None:
+        self._arrangement.warn_once(
+            "no step",
+            f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
+            "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """What must agree for a saved state to be loaded."""
+        return {
+            "order": type(self).__name__,
+            "n": self.n,
+            "group": self.group,
+            "seed": self.seed,
+            **({} if self._view is None else self._view.identity),
+            **self._extra,
+            **(self._intake.identity() if self._learns else {}),
+        }
+
+
+def _check_model(model: Any, batch_dim: Any, order: str) -> None:
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(
+            f"a model of type {type(model).__name__}",
+            expected="a torch.nn.Module first, then n",
+            remedy=f"Write {order}(model, len(dataset)).",
+        )
+    if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
+        raise InputError(
+            f"batch_dim={batch_dim!r}",
+            expected="the batch dimension of the model's inputs",
+            remedy="0 for [B, ...], 1 for sequence-first [T, B, ...].",
+        )

@@ -1,0 +1,126 @@
+"""Saved states of orders: what they look like, checked before anything changes, and older ones converted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ordain.errors import StateError
+
+STATE_VERSION = 3
+State = dict[str, Any]
+
+
+def converted(state: Any) -> Any:
+    """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
+    if isinstance(state, dict) and state.get("version") == 1:
+        state = _from_1(state)
+    if isinstance(state, dict) and state.get("version") == 2:
+        state = _from_2(state)
+    return state
+
+
+def _from_1(state: State) -> State:
+    state = state | {"version": 2, "touched": state.get("taken", 0) > 0, "uncounted": False}
+    if "arrangement" in state:
+        state["touched"] |= bool((state["places"] != 0).any())
+        state |= {"origin": 0, "origin_arrangement": torch.empty(0, dtype=torch.int64)}
+    else:
+        state |= {"driven": False, "peeked": False}
+    if "permutation" in state:
+        state["permutation"] = digest(np.array(state["permutation"], dtype=np.int64))
+    return state
+
+
+def _from_2(state: State) -> State:
+    # Version 2 could hold batches that were still to be learned from ("gathered"): their units go in the middle.
+    kept = {name: value for name, value in state.items() if name not in ("freeze_after", "gathered")}
+    if "arrangement" in state:
+        learned = state.get("freeze_after")
+        kept["schedule"] = "Always()" if learned is None else f"Until(epochs={learned})"
+    return kept | {"version": 3}
+
+
+def digest(permutation: NDArray[np.int64]) -> str:
+    """A permutation's name, short enough to be saved with every state and shown in a message."""
+    return hashlib.sha256(permutation.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
+    """The state must be of this version and of an order with the same arguments."""
+    for name, value in {"version": STATE_VERSION, **mine}.items():
+        if not isinstance(state, dict) or state.get(name) != value:
+            saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+            raise StateError(
+                f"a state with {name}={saved!r}",
+                expected=f"{name}={value!r}",
+                remedy="Build the order with the arguments it was saved under.",
+            )
+
+
+def check_fields(state: State, like: State) -> None:
+    """Each field must be there and of the kind that ``like``, a state of the order that loads, has.
+
+    Tensors must agree in dtype and, except for the first dimension, in shape. None stands for anything, since what
+    has not been seen yet is None.
+    """
+    missing = sorted(like.keys() - state.keys())
+    if missing:
+        raise StateError(
+            f"a state without {', '.join(missing)}",
+            expected="all that state_dict() gives",
+            remedy="Save and load the whole of it.",
+        )
+    for name, mine in like.items():
+        value = state[name]
+        if value is None or mine is None:
+            continue
+        good = type(value) is type(mine)
+        if good and isinstance(mine, torch.Tensor):
+            good = value.dtype == mine.dtype and value.ndim == mine.ndim and value.shape[1:] == mine.shape[1:]
+            good &= value.is_contiguous()  # one number can be made to look like terabytes
+        if not good:
+            raise broken(name, _kind(value), _kind(mine))
+
+
+def check_count(state: State, name: str, most: int | None = None) -> None:
+    """The field must be a number from 0 to ``most``."""
+    if state[name] < 0 or (most is not None and state[name] > most):
+        raise broken(name, str(state[name]), "a number >= 0" if most is None else f"a number from 0 to {most}")
+
+
+def check_permutation(state: State, name: str, n: int) -> None:
+    """The field must be a permutation of ``range(n)``."""
+    if len(state[name]) != n or not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
+        raise broken(name, _kind(state[name]), f"a permutation of range({n})")
+
+
+def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...]) -> None:
+    """The field must be None or hold numbers of a gradient's dtype, of this shape."""
+    if vectors is None:
+        return
+    good = isinstance(vectors, torch.Tensor) and vectors.is_floating_point() and vectors.is_contiguous()
+    if not good or tuple(vectors.shape) != shape:
+        raise broken(name, _kind(vectors), f"a contiguous floating-point tensor of shape {shape}")
+
+
+def array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A copy of a tensor of a state, as an array."""
+    copied: NDArray[Any] = tensor.cpu().numpy().copy()
+    return copied
+
+
+def broken(name: str, came: str, expected: str) -> StateError:
+    """The error for a field that no order can have written."""
+    return StateError(f"a state whose {name!r} is {came}", expected=expected, remedy="Load a state as it was saved.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,101 @@
+"""The fused pass over one linear layer against Algorithm 4 and pair balancing, one gradient at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import BALANCERS, reference_rule
+from torch import nn
+
+from ordain import GraB, _rng, reference
+from ordain.balancing import Deterministic
+
+
+def gradients(a, b, biased):
+    weight = np.einsum("bo,bi->boi", b, a).reshape(len(a), -1)
+    return np.concatenate([weight, b], axis=1) if biased else weight
+
+
+@pytest.mark.parametrize("balancer", BALANCERS)
+@pytest.mark.parametrize("paired", [False, True], ids=["mean", "pair"])
+@pytest.mark.parametrize("biased", [False, True], ids=["weight", "weight and bias"])
+@pytest.mark.parametrize("few", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 12])
+def test_the_fused_pass_is_the_reference(balancer, paired, biased, few, size):
+    """Several batches of every size around the block of four, over two epochs: all signs, and so all orders, agree."""
+    n, width = 3 * size + size // 2, 5
+    rng = np.random.default_rng(size)
+    x, b = rng.normal(size=(n, width)) + 0.5, rng.normal(size=(n, few)) + 0.3
+    model = nn.Linear(width, few, bias=biased).double()
+    order = GraB(model, n, centering="pair" if paired else "mean", balancer=BALANCERS[balancer])
+    d = few * (width + biased)
+    twin = (reference.PairGraB if paired else reference.GraB)(order.history(0).tolist(), d)
+    for epoch in range(3):
+        twin.rule = reference_rule(BALANCERS[balancer], n // 2 if paired else n, d)
+        u = _rng.uniforms(n, seed=0, stream=epoch)
+        indices = list(order.sampler)
+        assert indices == twin.sigma
+        for at in range(0, n, size):
+            batch = indices[at : at + size]
+            # A loss whose gradient at the output is b, under a mean over the batch.
+            (model(torch.from_numpy(x[batch])) * torch.from_numpy(b[batch])).sum(1).mean().backward()
+            order.step()
+        for t, g in enumerate(gradients(x[indices], b[indices], biased)):
+            twin.see(g, float(u[t // 2 if paired else t]))
+        twin.next_order()
+
+
+@pytest.mark.parametrize("paired", [False, True], ids=["mean", "pair"])
+def test_what_is_not_finite_touches_nothing(paired):
+    """A bad row is found before the first sum changes; the others are then learned from without it."""
+    from ordain.kernels.linear_layer import layer_signs
+
+    a, b = np.ones((6, 4)), np.ones((6, 2))
+    a[4, 1] = np.inf
+    table, state, sums, signs = np.zeros((3, 10)), np.zeros(3), np.zeros(3), np.empty(6, dtype=np.int8)
+    assert not layer_signs(Deterministic.kind, a, b, 6.0, True, paired, *table, sums, np.zeros(6), state, 0.0, signs)
+    assert not sums.any()
+    assert not table.any()
+    assert not state.any()
+
+
+def set_one(value):
+    return lambda model: model[2].weight.grad.data[1, 5].fill_(value)
+
+
+def on_all(change):
+    return lambda model: [change(p.grad.data) for p in model.parameters()]
+
+
+CHANGES = {
+    "infinite": set_one(float("inf")),
+    "nan": set_one(float("nan")),
+    "huge": set_one(1e30),
+    "zero": set_one(0.0),
+    "negated": on_all(lambda grad: grad.neg_()),
+    "flipped": on_all(lambda grad: grad.copy_(grad.flip(0))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_gradient_changed_behind_the_back_is_not_believed(change):
+    """Through ``.data`` no version is counted: the sums must be what they are without the change."""
+
+    def run(change):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3)).double()
+        order = GraB(model, 24)
+        for _ in range(2):
+            for at in torch.tensor(list(order.sampler)).split(8):
+                x = torch.sin(at[:, None] * torch.arange(1.0, 7.0)).double()
+                nn.functional.cross_entropy(model(x), at % 3).backward()
+                change(model)
+                order.step()
+                model.zero_grad()
+        next(iter(order.sampler))
+        return order
+
+    touched, plain = run(CHANGES[change]), run(lambda model: None)
+    torch.testing.assert_close(touched.state_dict()["vectors"]["table"], plain.state_dict()["vectors"]["table"])
+    assert touched.history(2).tolist() == plain.history(2).tolist()
