@@ -132,31 +132,30 @@ def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -
         centre: line 2 of Algorithm 1; False leaves it out, as the proof of Statement 1 does.
         progress: called with (vectors placed, vectors in all).
     """
-    from ordain.kernels.greedy import greedy_gram, greedy_stream
-
     rows, mean = _read(z)
     mean = mean if centre else np.zeros_like(mean)
-    n, d = rows.shape
-    inner, left, sigma = np.zeros(n), np.arange(n), np.empty(n, dtype=np.int64)
+    n = len(rows)
     whole = n * n * 8 <= _GREEDY_GRAM_BYTES
-    squares, gram, row = np.empty(n), np.empty((0, 0)), np.empty(d)
-    if whole:
-        gram = np.zeros((n, n))
-        for start, stop in _blocks(rows.T):  # columns of z, so that no centred copy is made
-            part = rows[:, start:stop] - mean[start:stop]
-            gram += part @ part.T
-    else:
-        for start, stop in _blocks(rows):
-            squares[start:stop] = np.square(rows[start:stop] - mean).sum(axis=1)
-    chunk = max(1, n // 200)
-    for start in range(0, n, chunk):
-        stop = min(start + chunk, n)
+    gram, squares = np.zeros((n, n) if whole else (0, 0)), np.zeros(n)
+    for start, stop in _blocks(rows.T):  # columns of z, so that no centred copy is made
+        part = rows[:, start:stop] - mean[start:stop]
+        squares += np.square(part).sum(axis=1)
         if whole:
-            greedy_gram(gram, inner, left, sigma, start, stop)
+            gram += part @ part.T
+    # |s + z_j|^2 - |s|^2 of each vector that is left, and infinity of the others.
+    growth, sigma = squares, np.empty(n, dtype=np.int64)
+    for i in range(n):
+        chosen = int(growth.argmin())  # the first of equals
+        sigma[i] = chosen
+        if whole:
+            growth += 2.0 * gram[chosen]
         else:
-            greedy_stream(rows, mean, squares, row, inner, left, sigma, start, stop)
-        if progress:
-            progress(stop, n)
+            row = rows[chosen] - mean
+            for start, stop in _blocks(rows):
+                growth[start:stop] += 2.0 * ((rows[start:stop] - mean) @ row)
+        growth[chosen] = math.inf
+        if progress and (i + 1) % max(1, n // 200) == 0:
+            progress(i + 1, n)
     return _like(z, sigma)
 
 

@@ -16,7 +16,7 @@ from ordain.balancing.prepended import Prepended
 from ordain.errors import GradientError, InputError, UnsupportedModuleError
 from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients, memory
 from ordain.gradients.factored import Factored
-from ordain.gradients.param_grads import Materialized, OuterProduct
+from ordain.gradients.param_grads import Materialized, OuterProduct, WithBias
 
 
 def rows_of(batch: Gradients) -> Tensor:
@@ -57,11 +57,12 @@ def test_all_operations(form: str) -> None:
     assert torch.equal(batch.rows(), rows)
     sent = [grads.materialize(0, 1).flatten(1) for _, grads in batch.by_parameter()[0]]
     assert torch.equal(torch.cat(sent, dim=1), rows)
-    signed, total = torch.ones(7, dtype=torch.float64), torch.ones(7, dtype=torch.float64)
     signs = np.array([1, -1, -1, 1, 1], dtype=np.int8)
-    batch.add_signed(signs, signed, total)
-    torch.testing.assert_close(signed, 1 + torch.from_numpy(signs).double() @ rows)
-    torch.testing.assert_close(total, 1 + rows.sum(dim=0))
+    for count in (1, 2):
+        out = torch.ones(count, 7, dtype=torch.float64)
+        batch.add_signed(signs, out)
+        wanted = torch.stack([torch.from_numpy(signs).double() @ rows, rows.sum(dim=0)])
+        torch.testing.assert_close(out, 1 + wanted[:count])
     pairs = rows[:4:2] - rows[1:4:2]
     gram, dots = batch.select(torch.arange(4)).paired_products(vectors)
     torch.testing.assert_close(gram.triu(), (pairs @ pairs.T).triu())
@@ -273,7 +274,7 @@ def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.
     differences = batch.weighted_sum(torch.eye(6, dtype=torch.float64)[0::2] - torch.eye(6, dtype=torch.float64)[1::2])
     torch.testing.assert_close(gram.triu(), (differences @ differences.T).triu())
     torch.testing.assert_close(dots, vectors @ differences.T)
-    batch.add_signed(signs.astype(np.int8), out[0], None)
+    batch.add_signed(signs.astype(np.int8), out)
     torch.testing.assert_close(out, expected)
 
 
@@ -290,3 +291,20 @@ def test_rows_are_filled_whatever_was_there(room: int, monkeypatch: pytest.Monke
     assert batch.rows(out) is out
     parts = [torch.einsum("btr,btc->brc", b, a).flatten(1), made.flatten(1), torch.zeros(6, 4, dtype=torch.float64)]
     torch.testing.assert_close(out, 6.0 * torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("biased", [False, True])
+def test_sums_by_sign(steps: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over either sign's rows and a few rows of the parameter at a time, against the weighted sums of all."""
+    rng = np.random.default_rng(0)
+    steps = 1 if biased else steps
+    a, b = (torch.from_numpy(rng.normal(size=(15, steps, width))) for width in (7, 9))
+    grads = (WithBias if biased else OuterProduct)(a, b)
+    monkeypatch.setattr("ordain.gradients.param_grads._CACHED", 20)
+    for signs in (np.sign(rng.normal(size=15)), np.ones(15), -np.ones(15)):
+        each = 2.5 * torch.from_numpy(signs)
+        found, wanted = (torch.ones(2, grads.numel, dtype=torch.float64) for _ in range(2))
+        grads.add_signed(each, 2.5, found)
+        grads.add_weighted(torch.stack([each, torch.full_like(each, 2.5)]), wanted)
+        torch.testing.assert_close(found, wanted)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ordain import Deterministic, GraB, Herding, Order
 from ordain.errors import GradientError, InputError, MemoryLimitError, StateError, StepError
-from ordain.gradients import ExactSource, memory, param_grads
+from ordain.gradients import ExactSource, memory
 from ordain.gradients.dense import Dense
 from ordain.gradients.sparse_rows import SparseRows
 from ordain.orders.grab import BalancingLearner
@@ -98,7 +98,6 @@ def test_memory_that_runs_out_is_made_do_with(
 ) -> None:
     """Half as much at a time gives the same orders; what cannot be made at all costs its batch and nothing else."""
     monkeypatch.setattr(memory, "CHUNK_NUMBERS", 2**12)
-    monkeypatch.setattr(param_grads, "compiled", lambda *_: False)
     run = Run("exact", centering, build, n=36, size=12)
     refused = 0
     for epoch in range(2):

@@ -91,17 +91,23 @@ class _Compiled(Balancer):
         sup: Callable[[NDArray[np.int8]], float] | None = None,
         fallback: bool = True,
     ) -> NDArray[np.int8]:
-        from ordain.kernels.signs import gram_signs
+        from ordain.kernels.signs import RULES, gram_signs
 
+        if self.kind not in RULES:
+            raise InputError(
+                f"kind={self.kind!r}",
+                expected="the kind of a built-in balancer",
+                remedy="Override signs() for a rule of your own: the compiled loop has only the built-in ones.",
+            )
         size = len(dots)
         dots = np.array(dots, dtype=np.float64)
         gram = np.ascontiguousarray(gram, dtype=np.float64)
         u = np.zeros(size) if u is None else u
         signs = np.zeros(size, dtype=np.int8)
-        kind, parameter = _known(self.kind), self.parameter(n=n, d=d)
+        parameter = self.parameter(n=n, d=d)
         done, bound = 0, -1.0
         while done < size:
-            done = gram_signs(kind, dots, gram, done, bound, u, state, parameter, fallback, signs)
+            done = gram_signs(self.kind, dots, gram, done, bound, u, state, parameter, fallback, signs)
             if done < 0:
                 raise walk_failure(-1 - done, parameter)
             if done < size:
@@ -220,16 +226,6 @@ def check_signs(signs: Any, count: int, balancer: Balancer) -> NDArray[np.int8]:
             remedy="signs() must return one sign for each vector it was given.",
         )
     return found.astype(np.int8)
-
-
-def _known(kind: int) -> int:
-    if kind not in {built_in.kind for built_in in _BUILT_IN}:
-        raise InputError(
-            f"kind={kind!r}",
-            expected="the kind of a built-in balancer",
-            remedy="Override signs() for a rule of your own: the compiled loop has only the built-in ones.",
-        )
-    return kind
 
 
 def _check_delta(delta: float) -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.balancing.balancers import Balancer
+from ordain.balancing.balancers import Balancer, compiled_rule
 
 # In the order in which they are saved.
 _COUNTERS = (
@@ -50,14 +50,15 @@ class BalanceState:
         first_slot: the unit in ``waiting["first"]``, or -1.
         part_slot: the unit in ``waiting["part"]``, or -1.
         part_count: how many of its examples are in it.
+        compiled: the balancer's rule in the compiled loops, and its parameter; None: only its ``signs()`` may decide.
         changing: whether a batch is being added to the sums just now.
     """
 
     def __init__(self, balancer: Balancer, *, paired: bool, count: int, seed: int) -> None:
         self.balancer, self.paired, self.count, self.seed = balancer, paired, count, seed
-        self.table: Tensor | None = None
         self.mean_square = 0.0
         self.past_failures = 0
+        self._hold(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -78,8 +79,14 @@ class BalanceState:
     def allocate(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The table, made if this is the first batch."""
         if self.table is None:
-            self.table = torch.zeros(1 if self.paired else 3, dim, dtype=dtype, device=device)
+            self._hold(torch.zeros(1 if self.paired else 3, dim, dtype=dtype, device=device))
+        assert self.table is not None  # noqa: S101
         return self.table
+
+    def _hold(self, table: Tensor | None) -> None:
+        self.table = table
+        d = 1 if table is None else table.shape[1]
+        self.compiled = compiled_rule(self.balancer, n=self.count, d=d)
 
     def next_pass(self) -> None:
         """The pass is over: its mean becomes m (Alg. 4's m_{k+1}), and s starts at zero."""
@@ -160,7 +167,7 @@ class BalanceState:
         if saved["vectors"] is None:
             return self.forget()
         held = {name: vector.clone() for name, vector in saved["vectors"].items()}
-        self.table = held.pop("table", None)
+        self._hold(held.pop("table", None))
         self.waiting = held
         return []
 

@@ -5,7 +5,6 @@ Signs need only inner products (docs/architecture.md has the algebra), so a batc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain import _rng
-from ordain.balancing.balancers import check_signs, compiled_rule
+from ordain.balancing.balancers import check_signs
 from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
 from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
@@ -25,7 +24,6 @@ Layer = tuple[NDArray[Any], NDArray[Any], bool, float]
 
 # Places of a unit besides +1 (front) and -1 (back). All three put it in the middle of the next order.
 UNSEEN, ASIDE, WAITING = 0, 2, 3  # not observed; not finite or incomplete; the first of a pair
-_NO_UNIFORMS = np.zeros(4096)  # for balancers that are not random
 
 
 class Batch(Rows, Protocol):
@@ -34,8 +32,8 @@ class Batch(Rows, Protocol):
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
 
-    def add_signed(self, signs: Signs, signed: Tensor, total: Tensor | None) -> None:
-        """Add sum_i e_i g_i to ``signed`` ``[d]`` and sum_i g_i to ``total`` ``[d]``, for ``[B]`` of +1 and -1."""
+    def add_signed(self, signs: Signs, out: Tensor) -> None:
+        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1 and -1."""
 
     def select(self, rows: Tensor) -> Batch:
         """These vectors only."""
@@ -71,67 +69,56 @@ def balance(
         sizes: ``[B]``, how many examples that unit has. None: each row is a unit.
         stream: the stream of random numbers, one for each pass.
     """
-    state.allocate(batch.dim, batch.dtype, batch.device)
-    if not state.waiting and sizes is None:
-        signs = _sign_layer(state, batch, stream)
+    paired = state.paired
+    table = state.table if state.table is not None else state.allocate(batch.dim, batch.dtype, batch.device)
+    # In a plain batch nothing is left over from before or for later, and each row is a unit.
+    plain = not state.waiting and sizes is None and not (paired and batch.size % 2)
+    layer = batch.linear_layer() if plain and state.compiled is not None else None
+    if layer is not None:
+        signs = _sign_layer(state, layer, stream)
         if signs is not None:
-            return _decided(state, signs, slots, summed=len(slots))
-    return _balance(state, batch, slots, sizes, stream)
-
-
-def _balance(state: BalanceState, batch: Batch, slots: Indices, sizes: Indices | None, stream: int) -> Decision:
-    table = state.allocate(batch.dim, batch.dtype, batch.device)
-    known = table[:1] if state.paired else table[:2]
-    rows, row_slots, counts = _with_waiting(state, batch, slots)
-    carried = rows.size - batch.size
-    plain = not carried and sizes is None and not (state.paired and batch.size % 2)
-    found = batch.paired_products(known) if plain and state.paired else rows.products(known)
-    gram, dots = (part.to("cpu", torch.float64).numpy() for part in found)
+            return _decided(state, signs, slots)
+    rows, row_slots, grouping, weights = (batch, slots, None, None) if plain else _combined(state, batch, slots, sizes)
+    known = table[:1] if paired else table[:2]
+    found = batch.paired_products(known) if plain and paired else rows.products(known)
+    gram, dots = found[0].to("cpu", torch.float64).numpy(), found[1].to("cpu", torch.float64).numpy()
     if not np.isfinite(gram.diagonal()).all():
         return _without_bad(state, batch, slots, sizes, stream)
-
-    grouping = None
-    if sizes is not None:
-        row_sizes = np.concatenate([np.full(carried, sizes[0]), sizes]) if carried else sizes
-        grouping = Grouping.cut(row_slots, counts, row_sizes, carried=carried)
-    unit_slots = row_slots if grouping is None else grouping.slots
-    weights = None if plain else _weights(state, grouping, rows.size, len(unit_slots))
     if weights is not None:
         gram = np.triu(gram) + np.triu(gram, 1).T
         gram, dots = weights @ gram @ weights.T, dots @ weights.T
     signs, rule = _signs(state, rows, gram, dots, weights, stream)
+    by_row = signs @ weights if weights is not None else np.stack([signs, -signs], axis=1).ravel() if paired else signs
+    unit_slots = row_slots if grouping is None else grouping.slots
+    waiting = {} if plain else _left_over(state, rows, grouping, unit_slots)
 
     # All signs are known, and nothing has changed before this line.
-    waiting = _left_over(state, rows, grouping, unit_slots)
-    by_row = _by_row(signs, weights, paired=state.paired)
     state.changing = True
-    if not state.paired:
+    if not paired:
         state.surplus += float(signs.sum())
         state.mean_inner += float(signs @ dots[1])
     if plain:
-        batch.add_signed(by_row.astype(np.int8), table[0], None if state.paired else table[2])
+        batch.add_signed(by_row.astype(np.int8, copy=False), table[0::2])
     else:
-        wanted = [by_row]
-        if not state.paired:
-            wanted.append(np.ones(rows.size) if grouping is None else grouping.weights.sum(axis=0))
-        coefficients = torch.from_numpy(np.stack(wanted)).to(rows.device, rows.dtype)
-        rows.weighted_sum(coefficients, out=table[:1] if state.paired else table[0:3:2])
-    state.waiting, state.rule = waiting, rule
+        ones = np.ones(rows.size) if grouping is None else grouping.weights.sum(axis=0)
+        coefficients = torch.from_numpy(np.stack([by_row, ones][: len(known)])).to(rows.device, rows.dtype)
+        rows.weighted_sum(coefficients, out=table[0::2])
+    state.rule, state.waiting = rule, waiting
     state.first_slot = int(unit_slots[-1]) if "first" in waiting else -1
     state.part_slot, state.part_count = (grouping.open_slot, grouping.open_count) if grouping else (-1, 0)
-    return _decided(state, signs, unit_slots, summed=len(unit_slots))
+    return _decided(state, signs, unit_slots)
 
 
-def _decided(state: BalanceState, signs: Signs, slots: Indices, *, summed: int) -> Decision:
+def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:
     """Count what was signed. In pairs, the second unit gets the opposite sign, and an odd last one waits."""
+    places = signs
+    if state.paired:
+        places = np.full(len(slots), WAITING, dtype=np.int8)
+        places[0 : 2 * len(signs) : 2] = signs
+        places[1 : 2 * len(signs) : 2] = -signs
+    else:
+        state.summed += len(slots)
     state.signed += len(signs)
-    if not state.paired:
-        state.summed += summed
-        state.changing = False
-        return Decision(slots, signs)
-    places = np.full(len(slots), WAITING, dtype=np.int8)
-    places[0 : 2 * len(signs) : 2] = signs
-    places[1 : 2 * len(signs) : 2] = -signs
     state.changing = False
     return Decision(slots, places)
 
@@ -146,9 +133,8 @@ def _signs(
         means, square = dots[1], state.mean_square
         inner = inner - state.mean_inner - state.surplus * (means - square)
         gram = gram - means[:, None] - means[None, :] + square
-    elsewhere = compiled_rule(state.balancer, n=state.count, d=rows.dim) is None
-    if elsewhere:
-        gram = np.triu(gram) + np.triu(gram, 1).T  # it may look below the diagonal
+    if state.compiled is None:
+        gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
     rule = state.rule.copy()
     signs = state.balancer.signs(
         inner,
@@ -157,62 +143,56 @@ def _signs(
         d=rows.dim,
         state=rule,
         u=_uniforms(state, len(inner), stream) if state.balancer.random else None,
-        sup=_sup(state, rows, weights),
+        sup=lambda found: _sup(state, rows, weights, found),
     )
-    return (check_signs(signs, len(inner), state.balancer) if elsewhere else signs), rule
+    return (check_signs(signs, len(inner), state.balancer) if state.compiled is None else signs), rule
 
 
 def _uniforms(state: BalanceState, count: int, stream: int) -> NDArray[np.float64]:
     return _rng.uniforms(count, seed=state.seed, stream=stream, start=state.signed)
 
 
-def _sup(state: BalanceState, rows: Rows, weights: Matrix | None) -> Callable[[Signs], float]:
-    """A function from the first few signs of a batch to |s|_inf after them."""
-
-    def sup(signs: Signs) -> float:
-        table = state.allocate(rows.dim, rows.dtype, rows.device)
-        by_row = np.zeros((1, rows.size))
-        first = _by_row(signs, None if weights is None else weights[: len(signs)], paired=state.paired)
-        by_row[0, : len(first)] = first
-        s = table[:1] + rows.weighted_sum(torch.from_numpy(by_row).to(rows.device, rows.dtype))
-        if not state.paired:
-            s.sub_(table[1], alpha=state.surplus + float(signs.sum()))
-        return float(s.abs().max())
-
-    return sup
-
-
-def _by_row(signs: Signs, weights: Matrix | None, *, paired: bool) -> Matrix:
-    """The weight with which each row enters P."""
-    each = signs.astype(np.float64)
-    if weights is not None:
-        return each @ weights
-    return np.stack([each, -each], axis=1).ravel() if paired else each
-
-
-def _weights(state: BalanceState, grouping: Grouping | None, rows: int, units: int) -> Matrix | None:
-    """What is signed as combinations of rows, ``[vectors, rows]``; None is the identity."""
-    weights = None if grouping is None else grouping.weights
+def _sup(state: BalanceState, rows: Rows, weights: Matrix | None, signs: Signs) -> float:
+    """|s|_inf once the first few vectors of the batch have these signs."""
+    table = state.allocate(rows.dim, rows.dtype, rows.device)
+    first = signs if weights is None else signs @ weights[: len(signs)]
+    if state.paired and weights is None:
+        first = np.stack([signs, -signs], axis=1).ravel()
+    by_row = np.zeros((1, rows.size))
+    by_row[0, : len(first)] = first
+    s = table[:1] + rows.weighted_sum(torch.from_numpy(by_row).to(rows.device, rows.dtype))
     if not state.paired:
-        return weights
-    pairs = differences(units)
-    return pairs if weights is None else pairs @ weights
+        s.sub_(table[1], alpha=state.surplus + float(signs.sum()))
+    return float(s.abs().max())
 
 
-def _with_waiting(state: BalanceState, batch: Batch, slots: Indices) -> tuple[Rows, Indices, Indices]:
-    """The batch behind what waits for it; the slot of each row, and how many examples it stands for."""
-    ones = np.ones(len(slots), dtype=np.int64)
-    if not state.waiting:
-        return batch, slots, ones
-    slot_of = {"first": state.first_slot, "part": state.part_slot}
-    count_of = {"first": 1, "part": state.part_count}
-    names = [name for name in ("first", "part") if name in state.waiting]
-    rows = Prepended(torch.stack([state.waiting[name] for name in names]), batch)
-    return (
-        rows,
-        np.concatenate([[slot_of[name] for name in names], slots]),
-        np.concatenate([[count_of[name] for name in names], ones]),
-    )
+def _combined(
+    state: BalanceState, batch: Batch, slots: Indices, sizes: Indices | None
+) -> tuple[Rows, Indices, Grouping | None, Matrix | None]:
+    """The batch behind what waits for it, the slot of each row, the units that rows make up, and what is signed.
+
+    What is signed is given as combinations of rows, ``[vectors, rows]``; None is the identity.
+    """
+    waiting = [
+        (state.waiting[name], slot, count)
+        for name, slot, count in (("first", state.first_slot, 1), ("part", state.part_slot, state.part_count))
+        if name in state.waiting
+    ]
+    rows: Rows = batch
+    counts = np.ones(len(slots), dtype=np.int64)
+    if waiting:
+        heads, head_slots, head_counts = zip(*waiting, strict=True)
+        rows = Prepended(torch.stack(heads), batch)
+        slots, counts = np.concatenate([head_slots, slots]), np.concatenate([head_counts, counts])
+    grouping, weights = None, None
+    if sizes is not None:
+        sizes = np.concatenate([np.full(len(waiting), sizes[0]), sizes])
+        grouping = Grouping.cut(slots, counts, sizes, carried=len(waiting))
+        weights = grouping.weights
+    if state.paired:
+        pairs = differences(len(slots) if grouping is None else len(grouping.slots))
+        weights = pairs if weights is None else pairs @ weights
+    return rows, slots, grouping, weights
 
 
 def _left_over(state: BalanceState, rows: Rows, grouping: Grouping | None, slots: Indices) -> dict[str, Tensor]:
@@ -238,8 +218,8 @@ def _without_bad(state: BalanceState, batch: Batch, slots: Indices, sizes: Indic
     kept = np.flatnonzero(~np.isin(slots, lost))
     decided = Decision(slots[:0], np.empty(0, dtype=np.int8))
     if len(kept):
-        rows = torch.from_numpy(kept).to(batch.device)
-        decided = _balance(state, batch.select(rows), slots[kept], None if sizes is None else sizes[kept], stream)
+        good = batch.select(torch.from_numpy(kept).to(batch.device))
+        decided = balance(state, good, slots[kept], sizes=None if sizes is None else sizes[kept], stream=stream)
     return Decision(
         np.concatenate([decided.slots, lost]),
         np.concatenate([decided.places, np.full(len(lost), ASIDE, dtype=np.int8)]),
@@ -247,28 +227,22 @@ def _without_bad(state: BalanceState, batch: Batch, slots: Indices, sizes: Indic
     )
 
 
-def _sign_layer(state: BalanceState, batch: Batch, stream: int) -> Signs | None:
-    """The same in one compiled pass where one small linear layer is the whole model; None where that will not do."""
-    layer, paired, table = batch.linear_layer(), state.paired, state.table
-    if layer is None or table is None or (paired and batch.size % 2):
-        return None
-    rule = compiled_rule(state.balancer, n=state.count, d=batch.dim)
-    if rule is None:
+def _sign_layer(state: BalanceState, layer: Layer, stream: int) -> Signs | None:
+    """The same in one compiled pass where one small linear layer is the whole model; None if it is not finite."""
+    if state.table is None or state.compiled is None:
         return None
     from ordain.kernels.linear_layer import layer_signs
 
     a, b, biased, scale = layer
-    signs = np.empty(len(a) // 2 if paired else len(a), dtype=np.int8)
-    u = _NO_UNIFORMS
-    if state.balancer.random or len(u) < len(signs):
-        u = _uniforms(state, len(signs), stream)
-    kept = state.rule.copy()
-    sums = np.array([state.surplus, state.mean_inner, state.mean_square])
-    signed, mean, total = (table.numpy()[0],) * 3 if paired else table.numpy()
+    signs = np.empty(len(a) // 2 if state.paired else len(a), dtype=np.int8)
+    u = _uniforms(state, len(signs), stream) if state.balancer.random else np.zeros(len(signs))
+    rule, sums = state.rule.copy(), np.array([state.surplus, state.mean_inner, state.mean_square])
+    table = state.table.numpy()
+    signed, mean, total = (table[0],) * 3 if state.paired else table
+    kind, parameter = state.compiled
     state.changing = True
-    done = layer_signs(rule[0], a, b, scale, biased, paired, signed, mean, total, sums, u, kept, rule[1], signs)
-    if not done:
+    if not layer_signs(kind, a, b, scale, biased, state.paired, signed, mean, total, sums, u, rule, parameter, signs):
         state.changing = False
         return None
-    state.rule, state.surplus, state.mean_inner = kept, float(sums[0]), float(sums[1])
+    state.rule, state.surplus, state.mean_inner = rule, float(sums[0]), float(sums[1])
     return signs

@@ -44,7 +44,12 @@ def _joined(several: Sequence[ParamGrads], places: Sequence[Tensor]) -> ParamGra
 
 def _apart(batch: Placed) -> Placed:
     """Weights and biases apart."""
-    return [(offset + place, one) for offset, grads in batch for place, one in grads.apart()]
+    apart: Placed = []
+    for offset, grads in batch:
+        for one in grads.apart():
+            apart.append((offset, one))
+            offset += one.numel
+    return apart
 
 
 def _filled(several: Sequence[ParamGrads | None], places: Sequence[Tensor]) -> list[ParamGrads]:

@@ -42,8 +42,6 @@ class RankCoordinator:
         group: the process group that the user has given, if any.
     """
 
-    takes_indices = False
-
     def __init__(self, share: Share, ranks: Ranks, standing: Standing, *, group: object) -> None:
         self._share, self._ranks, self._standing, self._group = share, ranks, standing, group
         self._exchange = Exchange(ranks)
@@ -86,7 +84,6 @@ class RankCoordinator:
         """Before any rank hears of them: drawn by this rank, and whole units."""
         share, cursor, arrangement = self._share, self._standing.cursor, self._standing.arrangement
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
-        cursor.check_in_turn()
         cursor.check_drawn(sum(sizes), share.own(cursor.drawn) - share.own(cursor.taken))
         for size in sizes if self._standing.whole_units else ():
             start = share.own(cursor.taken)

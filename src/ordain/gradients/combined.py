@@ -1,4 +1,4 @@
-"""Gradients composed of others: part of a parameter, several uses of one, a weight with its bias."""
+"""Gradients composed of others: part of a parameter, several uses of one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class RowRange(ParamGrads):
     kind = "row range"
 
     def __init__(self, inner: ParamGrads, *, start: int, rows: int) -> None:
+        super().__init__(inner.size, rows, inner.cols)
         self._inner, self._start = inner, start
-        self._range = slice(start, start + inner.rows)
-        self.size, self.rows, self.cols = inner.size, rows, inner.cols
+        self._flat = slice(start * inner.cols, (start + inner.rows) * inner.cols)
 
     def materialize(self, lo: int, hi: int) -> Tensor:
-        first, last = max(lo, self._range.start), min(hi, self._range.stop)
+        first, last = max(lo, self._start), min(hi, self._start + self._inner.rows)
         if first >= last:
             return self._inner.materialize(0, 1).new_zeros(self.size, hi - lo, self.cols)
         inner = self._inner.materialize(first - self._start, last - self._start)
         return torch.nn.functional.pad(inner, (0, 0, first - lo, hi - last))
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return self._inner.dot(vectors[:, self._range])
+        return self._inner.dot(vectors[:, self._flat])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        self._inner.add_weighted(weights, out[:, self._range])
+        self._inner.add_weighted(weights, out[:, self._flat])
 
     def select(self, rows: Tensor) -> RowRange:
         return RowRange(self._inner.select(rows), **self.settings())
@@ -43,10 +43,10 @@ class RowRange(ParamGrads):
         return None if inner is None else RowRange(inner, **self.settings())
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
-        self._inner.add_products(vectors[:, self._range], gram, dots)
+        self._inner.add_products(vectors[:, self._flat], gram, dots)
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
-        self._inner.add_hashed(hashes.of_rows(self._range.start, self._range.stop), out)
+        self._inner.add_hashed(hashes.of_rows(self._start, self._start + self._inner.rows), out)
 
     def parts(self) -> tuple[ParamGrads, ...]:
         return (self._inner,)
@@ -61,13 +61,12 @@ class Sum(ParamGrads):
     kind = "sum"
 
     def __init__(self, *terms: ParamGrads) -> None:
+        super().__init__(terms[0].size, terms[0].rows, terms[0].cols)
         self._terms = terms
-        self.size, self.rows, self.cols = terms[0].size, terms[0].rows, terms[0].cols
 
     def materialize(self, lo: int, hi: int) -> Tensor:
-        first, *rest = self._terms
-        grads = first.materialize(lo, hi)
-        for term in rest:
+        grads = self._terms[0].materialize(lo, hi)
+        for term in self._terms[1:]:
             grads = grads + term.materialize(lo, hi)
         return grads
 
@@ -106,16 +105,3 @@ class Stacked(Sum):
 def total(several: Sequence[ParamGrads]) -> ParamGrads:
     """The gradients of all uses of a parameter together."""
     return several[0] if len(several) == 1 else Sum(*several)
-
-
-def join_biases(placed: list[tuple[int, ParamGrads]]) -> list[tuple[int, ParamGrads]]:
-    """Join the gradients of each weight with those of the bias right after it, where that saves work."""
-    joined: list[tuple[int, ParamGrads]] = []
-    for offset, grads in sorted(placed, key=lambda one: one[0]):
-        if joined and joined[-1][0] + joined[-1][1].numel == offset:
-            both = joined[-1][1].with_bias(grads)
-            if both is not None:
-                joined[-1] = (joined[-1][0], both)
-                continue
-        joined.append((offset, grads))
-    return joined

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ordain.gradients.hashing import HashFamily
 from ordain.gradients.param_grads import ParamGrads
-from ordain.gradients.protocol import Gradients
-from ordain.kernels.dispatch import differences
+from ordain.gradients.protocol import Gradients, differences
 
 Placed = list[tuple[int, ParamGrads]]  # (offset in the flat gradient, gradients of the parameter there)
 
@@ -37,50 +36,49 @@ class Factored(Gradients):
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
 
-    def dot(self, vectors: Tensor) -> Tensor:
-        dots = torch.zeros(len(vectors), self.size, dtype=self.dtype, device=self.device)
-        for offset, grads in self.placed:
-            dots += grads.dot(self._part(vectors, offset, grads))
-        return dots.mul_(self.scale)
-
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         gram, dots = self._zeros(self.size, len(vectors))
         for offset, grads in self.placed:
-            grads.add_products(self._part(vectors, offset, grads), gram, dots)
-        return self._scaled(gram, dots)
+            grads.add_products(vectors[:, offset : offset + grads.numel], gram, dots)
+        return gram.mul_(self.scale**2), dots.mul_(self.scale)
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        _, dots = self._zeros(self.size, len(vectors))
+        for offset, grads in self.placed:
+            dots += grads.dot(vectors[:, offset : offset + grads.numel])
+        return dots.mul_(self.scale)
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         gram, dots = self._zeros(self.size // 2, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None  # of the parameters for which pairing first saves nothing
         for offset, grads in self.placed:
-            pairs = grads.paired()
-            if pairs is None:
-                whole = whole or self._zeros(self.size, len(vectors))
-                grads.add_products(self._part(vectors, offset, grads), *whole)
+            part, pairs = vectors[:, offset : offset + grads.numel], grads.paired()
+            if pairs is not None:
+                pairs.add_products(part, gram, dots)
             else:
-                pairs.add_products(self._part(vectors, offset, grads), gram, dots)
+                whole = whole or self._zeros(self.size, len(vectors))
+                grads.add_products(part, *whole)
         if whole is not None:
             for sums, more in zip((gram, dots), differences(*whole), strict=True):
                 sums += more
-        return self._scaled(gram, dots)
+        return gram.mul_(self.scale**2), dots.mul_(self.scale)
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.zeros(len(weights), self.dim, dtype=self.dtype, device=self.device)
-        if self.scale != 1.0:
-            weights = weights * self.scale
+        weights = weights * self.scale
         for offset, grads in self.placed:
-            grads.add_weighted(weights, self._part(out, offset, grads))
+            grads.add_weighted(weights, out[:, offset : offset + grads.numel])
         return out
 
-    def add_signed(self, signs: NDArray[np.int8], signed: Tensor, total: Tensor | None) -> None:
-        if total is None:
-            super().add_signed(signs, signed, total)
-            return
+    def add_signed(self, signs: NDArray[np.int8], out: Tensor) -> None:
         each = torch.from_numpy(signs).to(self.device, self.dtype) * self.scale
-        both = signed.unsqueeze(0), total.unsqueeze(0)
         for offset, grads in self.placed:
-            grads.add_signed(each, self.scale, *(self._part(sums, offset, grads) for sums in both))
+            part = out[:, offset : offset + grads.numel]
+            if len(out) == 1:
+                grads.add_weighted(each.unsqueeze(0), part)
+            else:
+                grads.add_signed(each, self.scale, part)
 
     def select(self, rows: Tensor) -> Factored:
         placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
@@ -116,10 +114,3 @@ class Factored(Gradients):
             torch.zeros(size, size, dtype=self.dtype, device=self.device),
             torch.zeros(count, size, dtype=self.dtype, device=self.device),
         )
-
-    def _scaled(self, gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
-        return (gram, dots) if self.scale == 1.0 else (gram.mul_(self.scale**2), dots.mul_(self.scale))
-
-    def _part(self, vectors: Tensor, offset: int, grads: ParamGrads) -> Tensor:
-        """``[k, d]`` to the part of one parameter."""
-        return grads.view(vectors if grads.numel == self.dim else vectors[:, offset : offset + grads.numel])

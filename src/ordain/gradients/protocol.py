@@ -13,7 +13,6 @@ from torch import Tensor
 from ordain.gradients.hashing import HashFamily
 from ordain.gradients.memory import chunk_numbers
 from ordain.gradients.param_grads import Materialized, ParamGrads
-from ordain.kernels.dispatch import differences, mirrored
 
 
 class Gradients(ABC):
@@ -47,7 +46,8 @@ class Gradients(ABC):
 
     def gram(self) -> Tensor:
         """``[B, B]``: <g_i, g_j>."""
-        return mirrored(self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))[0])
+        gram, _ = self.products(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))
+        return gram.triu() + gram.triu(1).T
 
     def dot(self, vectors: Tensor) -> Tensor:
         """``[k, d]`` to ``[k, B]``: <v_k, g_i>."""
@@ -57,12 +57,10 @@ class Gradients(ABC):
         """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
         return differences(*self.products(vectors))
 
-    def add_signed(self, signs: NDArray[np.int8], signed: Tensor, total: Tensor | None) -> None:
-        """Add sum_i e_i g_i to ``signed`` ``[d]`` and sum_i g_i to ``total`` ``[d]``, for ``[B]`` of +1 and -1."""
-        each = torch.from_numpy(signs).to(self.device, self.dtype).unsqueeze(0)
-        self.weighted_sum(each, out=signed.unsqueeze(0))
-        if total is not None:
-            self.weighted_sum(torch.ones_like(each), out=total.unsqueeze(0))
+    def add_signed(self, signs: NDArray[np.int8], out: Tensor) -> None:
+        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1 and -1."""
+        each = torch.from_numpy(signs).to(self.device, self.dtype)
+        self.weighted_sum(torch.stack([each, torch.ones_like(each)])[: len(out)], out=out)
 
     def rows(self, out: Tensor | None = None) -> Tensor:
         """``[B, d]``, written to ``out`` if that is given."""
@@ -87,6 +85,13 @@ class Gradients(ABC):
     def linear_layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
         """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
         return None
+
+
+def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+    """From products of g_1, g_2, ... to those of g_1 - g_2, g_3 - g_4, ...; right where j >= i, as gram is."""
+    gram = gram.triu() + gram.triu(1).T
+    rows = gram[0::2] - gram[1::2]
+    return rows[:, 0::2] - rows[:, 1::2], dots[:, 0::2] - dots[:, 1::2]
 
 
 class Collected(NamedTuple):

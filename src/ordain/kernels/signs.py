@@ -18,7 +18,7 @@ from ordain.kernels.compiling import compile_loop
 
 Floats = NDArray[np.float64]
 
-DETERMINISTIC, WALK, HALVING = range(3)  # the rules that decide() knows
+RULES = DETERMINISTIC, WALK, HALVING = 0, 1, 2  # the rules that decide() knows
 FAILED, UNSURE = 0, 2  # what decide() may answer besides +1 and -1
 
 

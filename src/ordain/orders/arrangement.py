@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ordain.balancing.step import ASIDE, UNSEEN, WAITING, Decision
+from ordain.balancing.step import ASIDE, UNSEEN, WAITING
 from ordain.errors import InputError, OrdainWarning, StepError
+from ordain.gradients import Gradients
 from ordain.orders.saved_state import State, array, broken, check_count, check_permutation
 from ordain.orders.sign_log import Log, Settle
 from ordain.orders.units import Indices, Units
@@ -140,28 +141,26 @@ class Arrangement:
 
     # --- what is decided --------------------------------------------------------------------------
 
-    def place(self, decision: Decision, epoch: int) -> None:
-        """Note what a batch of this epoch decided."""
-        self.places[decision.slots] = decision.places
-        if decision.not_finite:
-            self.not_finite += decision.not_finite
-            self.warn_once(
-                "not finite",
-                f"{decision.not_finite} example(s) with a gradient that is not finite were set aside for epoch {epoch}: "
-                "they are visited as before but have no say in the next order. order.set_aside counts them; check the "
-                "loss and the learning rate if it grows.",
-            )
+    def note_not_finite(self, count: int, epoch: int) -> None:
+        """Count examples whose gradient is not finite, and warn of the first."""
+        self.not_finite += count
+        self.warn_once(
+            "not finite",
+            f"{count} example(s) with a gradient that is not finite were set aside for epoch {epoch}: they are visited "
+            "as before but have no say in the next order. order.set_aside counts them; check the loss and the learning "
+            "rate if it grows.",
+        )
 
     def set_aside(self, slots: Any) -> None:
         """These units get no sign and go in the middle."""
         self.places[slots] = ASIDE
 
-    def live(self, slots: Indices) -> Indices | None:
-        """Which rows belong to units that were not set aside; None: all do."""
-        if self.units.group == 1:
-            return None
-        aside = self.places[slots] == ASIDE
-        return np.flatnonzero(~aside) if aside.any() else None
+    def live(self, batch: Gradients, slots: Indices) -> tuple[Gradients, Indices]:
+        """The rows of units that were not set aside."""
+        rows = np.flatnonzero(self.places[slots] != ASIDE)
+        if len(rows) == len(slots):
+            return batch, slots
+        return batch.select(torch.from_numpy(rows).to(batch.device)), slots[rows]
 
     def advance(self, chosen: Indices | None) -> None:
         """The epoch was learned from: adopt the order that the places, or ``chosen``, give."""

@@ -6,11 +6,10 @@ Orders know only these protocols; ``ordain.distributed`` provides them for torch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.distributed.algorithms.join import Joinable
 
@@ -59,13 +58,7 @@ class Standing:
 
 
 class Coordinator(Protocol):
-    """Brings together what the ranks observe in a step.
-
-    Attributes:
-        takes_indices: whether observations may name their examples.
-    """
-
-    takes_indices: bool
+    """Brings together what the ranks observe in a step."""
 
     def meeting(self, collect: Collect | None) -> AbstractContextManager[Iterable[Observed]]:
         """The examples of one step, of all ranks.
@@ -78,8 +71,8 @@ class Coordinator(Protocol):
     def loaded(self) -> None:
         """A state was loaded: the next meeting makes sure that all ranks have it."""
 
-    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable | None:
-        """For torch's ``Join``; None where there are no other ranks."""
+    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable:
+        """For torch's ``Join``: ``step`` is called while other ranks have batches."""
 
 
 class RankView(View, Protocol):
@@ -149,37 +142,3 @@ def register_provider(provider: Provider) -> None:
 def provider() -> Provider:
     """The provider that was registered last."""
     return _providers[-1]
-
-
-class Alone:
-    """The coordinator of a single process: batches are observed as they come."""
-
-    takes_indices = True
-
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
-
-    def meeting(self, collect: Collect | None) -> AbstractContextManager[Iterable[Observed]]:
-        """See :class:`Coordinator`."""
-        batches = collect() if collect is not None else []
-        cursor = self._standing.cursor
-        if len(batches) > 1 and not cursor.out_of_turn:  # before the first of them changes anything
-            cursor.check_drawn(sum(batch if isinstance(batch, int) else batch.examples for batch in batches))
-        return nullcontext([self._observed(batch) for batch in batches])
-
-    def _observed(self, batch: Collected | int) -> Observed:
-        nothing = np.empty(0, dtype=np.int64)
-        if isinstance(batch, int):
-            return Observed(batch, None, nothing, np.arange(batch))
-        if self._standing.whole_units and batch.examples:
-            arrangement = self._standing.arrangement
-            slots = arrangement.slots_at(self._standing.cursor.waiting(batch.examples))
-            arrangement.check_unit(np.unique(slots), batch.examples)
-        return Observed(batch.examples, batch.gradients, np.arange(batch.examples), nothing)
-
-    def loaded(self) -> None:
-        """Nothing to make sure of."""
-
-    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable | None:
-        """None."""
-        return None

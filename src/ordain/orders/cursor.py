@@ -191,12 +191,18 @@ class Cursor:
 
     def waiting(self, count: int) -> Indices:
         """The positions of the next ``count`` examples, which must have been drawn and not observed."""
-        self.check_in_turn()
         self.check_drawn(count)
         return np.arange(self.taken, self.taken + count)
 
     def check_drawn(self, count: int, waiting: int | None = None) -> None:
-        """Raise unless so many drawn examples wait to be observed."""
+        """Raise unless so many drawn examples wait to be observed, and arrive in the order drawn."""
+        if self._out_of_order:
+            raise StepError(
+                "examples to be taken in the order drawn, from a loader with in_order=False",
+                expected="batches that arrive in the order in which they were drawn",
+                remedy="Leave in_order=False out, or have the dataset return each example's index and call "
+                "observe(grads, indices=...).",
+            )
         waiting = self.drawn - self.taken if waiting is None else waiting
         if count > waiting:
             raise StepError(
@@ -206,24 +212,11 @@ class Cursor:
                 "backward counts twice. Or pass indices= to observe().",
             )
 
-    def check_in_turn(self) -> None:
-        """Raise if batches may arrive in another order than they were drawn in."""
-        if self._out_of_order:
-            raise StepError(
-                "examples to be taken in the order drawn, from a loader with in_order=False",
-                expected="batches that arrive in the order in which they were drawn",
-                remedy="Leave in_order=False out, or have the dataset return each example's index and call "
-                "observe(grads, indices=...).",
-            )
-
-    def take(self, count: int) -> None:
-        """The next ``count`` examples have been observed, or passed over."""
-        self.taken += count
+    def take(self, count: int, *, named: bool = False) -> None:
+        """``count`` examples have been observed or passed over: the next ones, or some that were named."""
         self.touched = self.touched or count > 0
-
-    def take_named(self) -> None:
-        """Some examples have been observed by name."""
-        self.touched = self.out_of_turn = True
+        self.out_of_turn = self.out_of_turn or named
+        self.taken += 0 if named else count
 
     def step_uncounted(self) -> None:
         """A step of a batch of unknown size, in an epoch that is not learned from."""

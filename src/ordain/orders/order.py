@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from torch.utils.data import Sampler
 
 from ordain import _rng
 from ordain.errors import InputError, StepError
-from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients
-from ordain.gradients.context import undisturbed
+from ordain.gradients import Collected, Sketch, Source, as_gradients
 from ordain.gradients.sources import source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.coordination import Alone, Collect, Coordinator, Observed, Standing, provider
+from ordain.orders.coordination import Collect, Coordinator, Observed, Standing, provider
 from ordain.orders.cursor import Cursor, Route, Whole
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
@@ -28,6 +28,7 @@ from ordain.orders.units import Indices, Units, check_group, check_n
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
+_NO_CONTEXT: AbstractContextManager[object] = nullcontext()
 
 
 class Order:
@@ -92,6 +93,7 @@ class Order:
         self._unasked = distributed == "auto" and self._view is None  # not shared out, and nobody said so
         self._arrange: Arrange | None = arrange
         self._learns = learner is not None
+        self._learning = self._learns and self._schedule.learns(0)  # in the present epoch
         self._extra = dict(identity or {})
         if learner is not None:
             self._extra |= learner.identity() | {"schedule": repr(self._schedule)}
@@ -137,7 +139,8 @@ class Order:
         return source
 
     def _begin(self, learner: Learner, sketch: Sketch | None) -> None:
-        source = self._source
+        source, self._sketches = self._source, sketch is not None
+        self._fixed = source is not None  # gradients of a model are all of one length
         whole_units = source is not None and source.whole_units
         self._intake = Intake(
             dim=None if source is None else source.dim,
@@ -149,13 +152,13 @@ class Order:
         )
         learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
         device = torch.device("cpu") if source is None else source.like.device
-        standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
         self._whole_units, self._device = whole_units, device
-        self._ranks: Coordinator = Alone(standing)
+        self._ranks: Coordinator | None = None
         if self._view is not None:
             if whole_units:
                 self._view.deal_units(self.group)
-            self._ranks = self._view.coordinator(standing) or self._ranks
+            standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
+            self._ranks = self._view.coordinator(standing)
 
     def _build_sampler(self) -> Sampler[int]:
         if self._view is None:
@@ -192,32 +195,31 @@ class Order:
     @property
     def joinable(self) -> Joinable:
         """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
-        found = None if not self._learns else self._ranks.joinable(self._accompany, self._device)
-        if found is None:
+        if not self._learns or self._ranks is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return found
+        return self._ranks.joinable(self._accompany, self._device)
 
     def step(self) -> None:
         """Call once after each ``loss.backward()``."""
-        if self._learning():
+        if self._learning:
             self._learn_from(self._collected)
         else:
             self._cursor.step_uncounted()
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
-        if self._learning():
-            if indices is not None and not self._ranks.takes_indices:
+        if self._learning:
+            if indices is not None and self._ranks is not None:
                 raise InputError(
                     "indices on an order that is coordinated over ranks",
                     expected="each rank to observe its examples in the order in which it drew them",
                     remedy="Leave indices out.",
                 )
-            self._learn_from(lambda: [self._checked(as_gradients(grads))], indices)
+            self._learn_from(lambda: [self._given(grads)], indices)
         elif self._learns:
             self._cursor.step_uncounted()
         else:
@@ -232,7 +234,7 @@ class Order:
         They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
         gradients for theirs.
         """
-        if self._learning():
+        if self._learning:
             # Gradients of batches before this one may wait: they come first.
             before = self._source is not None and self._source.drop(count)
             self._learn_from(lambda: [*(self._collected() if before else ()), count])
@@ -303,7 +305,8 @@ class Order:
             self._intake.load(state)
             self._arrangement.set_aside(self._learner.load(state))
         self._watch(self.epoch)
-        self._ranks.loaded()
+        if self._ranks is not None:
+            self._ranks.loaded()
 
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
@@ -311,40 +314,50 @@ class Order:
 
     # --- learning ---------------------------------------------------------------------------------
 
-    def _learning(self) -> bool:
-        return self._learns and self._schedule.learns(self._cursor.epoch)
-
     def _learn_from(self, collect: Collect | None, indices: Any = None) -> None:
-        with undisturbed(), self._ranks.meeting(collect) as batches:
-            for observed in batches:
-                if observed.count:
-                    self._learn(observed, indices)
+        with undisturbed():
+            if self._ranks is not None:
+                with self._ranks.meeting(collect) as batches:
+                    for observed in batches:
+                        self._learn(observed, self._slots(observed.count, None))
+                return
+            mine = [] if collect is None else collect()
+            if len(mine) > 1 and not self._cursor.out_of_turn:  # before the first of them changes anything
+                self._cursor.check_drawn(sum(one if isinstance(one, int) else one.examples for one in mine))
+            for batch in mine:
+                size = batch if isinstance(batch, int) else batch.examples
+                slots, rows = self._slots(size, indices), np.arange(size)
+                if isinstance(batch, int):
+                    self._learn(Observed(size, None, rows[:0], rows), slots)
+                elif size:
+                    if self._whole_units:
+                        self._arrangement.check_unit(np.unique(slots), size)
+                    self._learn(Observed(size, batch.gradients, rows, rows[:0]), slots, named=indices is not None)
 
-    def _learn(self, observed: Observed, indices: Any) -> None:
+    def _learn(self, observed: Observed, slots: Indices, *, named: bool = False) -> None:
         """Learn from a batch, and note the places that its units get."""
-        slots = self._slots(observed.count, indices)
+        arrangement, cursor = self._arrangement, self._cursor
         if len(observed.passed):
-            self._arrangement.set_aside(slots[observed.passed])
+            arrangement.set_aside(slots[observed.passed])
             self._learner.skip(slots[observed.passed])
         if observed.gradients is not None:
             batch, slots = observed.gradients, slots[observed.rows]
             if self._whole_units:
                 slots = np.unique(slots)
-            live = self._arrangement.live(slots)
-            if live is not None:  # the rest of a unit that was set aside
-                batch, slots = batch.select(torch.from_numpy(live).to(batch.device)), slots[live]
+            if self.group > 1:  # without the rest of units that were set aside
+                batch, slots = arrangement.live(batch, slots)
             if len(slots):
-                epoch = self._cursor.epoch
                 try:
-                    decision = self._learner.learn(batch, slots, whole_units=self._whole_units, epoch=epoch)
-                finally:
-                    self._arrangement.set_aside(self._learner.abandoned())
-                self._arrangement.place(decision, epoch)
-            self._intake.confirm()
-        if indices is None:
-            self._cursor.take(observed.count)
-        else:
-            self._cursor.take_named()
+                    decision = self._learner.learn(batch, slots, whole_units=self._whole_units, epoch=cursor.epoch)
+                except BaseException:
+                    arrangement.set_aside(self._learner.abandoned())
+                    raise
+                arrangement.places[decision.slots] = decision.places
+                if decision.not_finite:
+                    arrangement.note_not_finite(decision.not_finite, cursor.epoch)
+            if not self._fixed:
+                self._intake.confirm()
+        cursor.take(observed.count, named=named)
 
     def _slots(self, count: int, indices: Any) -> Indices:
         """The slots of the next ``count`` drawn examples, or of those named."""
@@ -352,11 +365,11 @@ class Order:
         if indices is not None:
             return arrangement.slots_of(indices, count=count, drawn=cursor.drawn)
         if cursor.out_of_turn:
-            cursor.check_in_turn()
             unseen = arrangement.unseen(cursor.drawn)
             cursor.check_drawn(count, len(unseen))
             return unseen[:count]
-        return arrangement.slots_at(cursor.waiting(count))
+        positions = cursor.waiting(count)
+        return positions if self.group == 1 else arrangement.slots_at(positions)
 
     def _collected(self) -> list[Collected]:
         """What the model's backward passes have brought."""
@@ -374,14 +387,17 @@ class Order:
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
-        return [self._checked(batch.gradients, batch.examples) for batch in batches]
+        if not self._sketches:
+            return batches
+        return [Collected(self._intake.take(batch.gradients), batch.examples) for batch in batches]
 
-    def _checked(self, batch: Gradients, examples: int | None = None) -> Collected:
-        return Collected(self._intake.take(batch), batch.size if examples is None else examples)
+    def _given(self, grads: Any) -> Collected:
+        batch = as_gradients(grads)
+        return Collected(self._intake.take(batch), batch.size)
 
     def _accompany(self) -> None:
         """While other ranks step, and this one has no more batches."""
-        if self._learning():
+        if self._learning:
             self._learn_from(None)
 
     # --- what the cursor asks ---------------------------------------------------------------------
@@ -414,7 +430,7 @@ class Order:
     def _advance(self, following: int) -> None:
         if not self._learns:
             return
-        if self._learning():
+        if self._learning:
             chosen = self._learner.choose()
             self._arrangement.advance(chosen)  # Alg. 4's sigma_{k+1}
             self._learner.next_epoch()
@@ -424,10 +440,9 @@ class Order:
 
     def _watch(self, epoch: int) -> None:
         """Watch the model in epochs that learn, and only in those."""
-        if not self._learns:
-            return
+        self._learning = self._schedule.learns(epoch)
         if self._source is not None:
-            (self._source.attach if self._schedule.learns(epoch) else self._source.detach)()
+            (self._source.attach if self._learning else self._source.detach)()
         if self._schedule.ends(epoch):
             self.detach()
             self._learner.release()
@@ -453,6 +468,21 @@ class Order:
             **self._extra,
             **(self._intake.identity() if self._learns else {}),
         }
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """For work in an order's own numbers, whatever the training loop's context is.
+
+    Autocast would take products in fewer digits; what is made in inference mode cannot be added to later.
+    """
+    mixed = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not mixed and not torch.is_inference_mode_enabled():
+        return _NO_CONTEXT  # nearly always, and for nothing
+    stack = ExitStack()
+    for kind in mixed:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(torch.inference_mode(mode=False))
+    return stack
 
 
 def _check_model(model: Any, batch_dim: Any, order: str) -> None:

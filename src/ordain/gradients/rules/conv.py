@@ -60,9 +60,8 @@ class Convolved(ParamGrads):
     kind = "convolved"
 
     def __init__(self, x: Tensor, b: Tensor, geometry: Geometry) -> None:
+        super().__init__(b.shape[0], b.shape[2], x.shape[2] // geometry.groups * math.prod(geometry.kernel))
         self._x, self._b, self._geometry = x, b, geometry
-        self.size, self.rows = b.shape[0], b.shape[2]
-        self.cols = x.shape[2] // geometry.groups * math.prod(geometry.kernel)
         self.steps = b.shape[1] * math.prod(b.shape[3:])
 
     def materialize(self, lo: int, hi: int) -> Tensor:
@@ -75,11 +74,11 @@ class Convolved(ParamGrads):
             rows, skip = slice(first * each, last * each), lo - first * each
         number = last - first
         b = self._b[:, :, rows].transpose(1, 2).reshape(self.size * number, -1, self.steps)
-        made = b.new_empty(len(b), b.shape[1], self.cols)
+        grads = b.new_empty(len(b), b.shape[1], self.cols)
         for start, patches in self._patches(first, last):
             here = slice(start, start + len(patches))
-            torch.bmm(b[here], patches.mT, out=made[here])
-        return made.view(self.size, -1, self.cols)[:, skip : skip + hi - lo]
+            torch.bmm(b[here], patches.mT, out=grads[here])
+        return grads.view(self.size, -1, self.cols)[:, skip : skip + hi - lo]
 
     def dot(self, vectors: Tensor) -> Tensor:
         # <V, G_i> is the sum of b_i * conv(x_i, V): one forward of the layer a vector.
@@ -118,7 +117,7 @@ class Convolved(ParamGrads):
                     g.groups,
                     [False, True, False],
                 )[1]
-                target.add_(grad.view(self.rows, self.cols))
+                target.add_(grad.reshape(-1))
 
             in_pieces(self.size, add)
 
@@ -167,7 +166,7 @@ class Convolved(ParamGrads):
         return OuterProduct(a.reshape(self.size, self.steps, self.cols), b.reshape(self.size, self.steps, self.rows))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        # Ranges inside one group, or of whole groups: nothing is made twice.
+        # Ranges inside one group, or of whole groups: nothing is grads twice.
         each = self.rows // self._geometry.groups
         for lo, hi in super().chunks():
             yield from _aligned(lo, hi, each)
@@ -220,7 +219,7 @@ def convolved(x: Tensor, b: Tensor, geometry: Geometry) -> ParamGrads:
     """The cheapest form for x ``[B, N, in, *space]`` and b ``[B, N, out, *places]``.
 
     A kernel as large as its input is a linear layer. Gradients no larger than the x and b they come from are
-    made at once, which frees those and leaves nothing to convolve later.
+    grads at once, which frees those and leaves nothing to convolve later.
     """
     if geometry.groups == 1 and x.shape[3:] == geometry.kernel and b[0, 0, 0].numel() == 1 and not geometry.pads():
         return OuterProduct(x.flatten(2), b.flatten(2))

@@ -5,35 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
-from ordain.gradients.rules.registry import Use, register_rule
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads, WithBias
+from ordain.gradients.rules.registry import Names, Use, register_rule
 
 
 @register_rule(nn.Linear)
-def linear(module: nn.Linear, uses: list[Use]) -> dict[str, ParamGrads]:
+def linear(module: nn.Linear, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Input ``[B, *, in]``, output gradient ``[B, *, out]``; further dimensions and uses add along T."""
-    a = along_steps([use.input() for use in uses])
-    b = along_steps([use.grad() for use in uses])
-    return affine(a, b, bias=module.bias is not None)
+    return affine(*along_steps(uses), bias=module.bias is not None)
 
 
 @register_rule("transformers.pytorch_utils.Conv1D")
-def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[str, ParamGrads]:
+def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[Names, ParamGrads]:
     """GPT-2's linear layer, whose weight is ``[in, out]``: inputs and output gradients change places."""
-    a = along_steps([use.input() for use in uses])
-    b = along_steps([use.grad() for use in uses])
+    a, b = along_steps(uses)
     return {"weight": OuterProduct(b, a), "bias": Materialized(b.sum(dim=1, keepdim=True))}
 
 
-def along_steps(tensors: list[Tensor]) -> Tensor:
-    """``[B, *, features]`` each, to one ``[B, T, features]``."""
-    flat = [t if t.ndim == 3 else t.reshape(t.shape[0], -1, t.shape[-1]) for t in tensors]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+def along_steps(uses: list[Use]) -> tuple[Tensor, Tensor]:
+    """Inputs ``[B, T, in]`` and output gradients ``[B, T, out]`` of all uses, one after the other along T."""
+    size = uses[0].size
+    pairs = [(use.input(), use.grad()) for use in uses]
+    a, b = ([t.reshape(size, -1, t.shape[-1]) for t in several] for several in zip(*pairs, strict=True))
+    return (a[0], b[0]) if len(uses) == 1 else (torch.cat(a, dim=1), torch.cat(b, dim=1))
 
 
-def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[str, ParamGrads]:
-    """Forms of y = W a + c from a ``[B, T, in]`` and b ``[B, T, out]``."""
-    forms: dict[str, ParamGrads] = {names[0]: OuterProduct(a, b)}
-    if bias:
-        forms[names[1]] = Materialized(b if b.shape[1] == 1 else b.sum(dim=1, keepdim=True))
-    return forms
+def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[Names, ParamGrads]:
+    """Gradients for y = W a + c from a ``[B, T, in]`` and b ``[B, T, out]``."""
+    if not bias:
+        return {names[0]: OuterProduct(a, b)}
+    if b.shape[1] == 1 and a.dtype is b.dtype:
+        return {names: WithBias(a, b)}
+    return {names[0]: OuterProduct(a, b), names[1]: Materialized(b.sum(dim=1, keepdim=True))}

@@ -9,18 +9,14 @@ from torch.nn import functional
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 from ordain.gradients.rules.trailing import trailing
-from ordain.kernels.dispatch import norm_sums, on_cpu
 
 
 @register_rule(nn.LayerNorm)
 def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, ParamGrads]:
     """Input ``[B, *, *normalized_shape]``."""
-    each = [trailing(use, len(module.normalized_shape)) for use in uses]
-    if all(on_cpu(x, b) for x, b in each):
-        sums = [norm_sums(x.flatten(2), b.flatten(2), module.eps) for x, b in each]
-        return _affine(module, weight=[weight for weight, _ in sums], bias=[bias for _, bias in sums])
     pairs = []
-    for x, b in each:
+    for use in uses:
+        x, b = trailing(use, len(module.normalized_shape))
         pairs.append((functional.layer_norm(x, module.normalized_shape, eps=module.eps), b))
     return _elementwise(module, pairs)
 

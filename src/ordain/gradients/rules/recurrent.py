@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.param_grads import ParamGrads
 from ordain.gradients.rules.linear import affine
-from ordain.gradients.rules.registry import Use, register_rule
+from ordain.gradients.rules.registry import Names, Use, register_rule
 
 
 @dataclass
@@ -79,9 +79,9 @@ def refuse(
 
 
 @register_rule(nn.LSTM, nn.GRU, nn.RNN, watch=refuse)
-def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[str, ParamGrads]:
+def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Inputs ``[T, B, in]`` or ``[B, T, in]``; uses add along T."""
-    forms: dict[str, ParamGrads] = {}
+    forms: dict[Names, ParamGrads] = {}
 
     def put(kind: str, a: list[Tensor], b: list[Tensor]) -> None:
         bias = bool(module.bias) and not kind.startswith("hr")
@@ -101,7 +101,7 @@ def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[str, ParamGrads]:
 
 
 @register_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[str, ParamGrads]:
+def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Inputs ``[B, in]``. Calls are joined by autograd, not in here: all are steps of their own, taken at once."""
     weights = _Weights(
         module.weight_ih.detach(),

@@ -1,4 +1,4 @@
-"""One rule a kind of module: from what its forward saw and its backward brought, forms of its parameters."""
+"""One rule for each kind of module: from what its forward saw and its backward brought to per-example gradients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Use:
         args: positional inputs, tensors detached.
         kwargs: keyword inputs, tensors detached.
         grads: output leaf number (in pytree order) to the gradient that came back to it.
-        axes: ``id`` is not enough to tell which dimension counts examples, so it was found out:
-            ("in", leaf number) or ("out", leaf number) to that dimension; None where there is none.
+        axes: ("in", leaf number) or ("out", leaf number) to the batch dimension of that tensor, as a probe found it;
+            None where there is none.
         extra: what a rule's own ``watch`` put aside during the forward.
-        versions: of the inputs when the backward came by, to tell if they were changed in place since.
+        versions: of the inputs when the backward came by, to tell whether they were changed in place since.
     """
 
     path: str
@@ -38,77 +38,79 @@ class Use:
     grads: dict[int, Tensor] = field(default_factory=dict)
     axes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     extra: Any = None
-    versions: tuple[int, ...] = ()
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def note_versions(self) -> None:
         """The inputs are now as autograd has just used them."""
-        self.versions = self._versions()
+        leaves = self.args if not self.kwargs else tree_leaves((self.args, self.kwargs))
+        self.versions = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
 
     def check_versions(self) -> None:
         """Refuse inputs that are no longer what they were then."""
-        if self.versions != self._versions():
+        if [version for _, version in self.versions] != [leaf._version for leaf, _ in self.versions]:
             raise GradientError(
                 f"an input of {self.path or 'the model'!r} that was changed in place after the backward",
                 expected="the batch as the model saw it until order.step() has looked at it",
                 remedy="Call order.step() before the batch's buffer is filled again.",
             )
 
-    def _versions(self) -> tuple[int, ...]:
-        leaves = self.args if not self.kwargs else tree_leaves((self.args, self.kwargs))
-        return tuple(leaf._version for leaf in leaves if isinstance(leaf, Tensor))
-
     def argument(self, place: int, name: str) -> Any:
         """The input that the forward calls ``name``, its ``place``-th; None if it was not given."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name)
 
     def axis(self, tensor: Tensor) -> int | None:
-        """Which dimension of an input counts the examples."""
+        """The batch dimension of an input."""
         leaves = tree_leaves((self.args, self.kwargs))
         return next((self.axes.get(("in", i)) for i, leaf in enumerate(leaves) if leaf is tensor), None)
 
     def input(self, leaf: int = 0) -> Tensor:
-        """Input ``leaf`` with its examples moved to the front."""
+        """Input ``leaf`` with its batch dimension moved to the front."""
         plain = len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor)
-        return self.examples_first(("in", leaf), self.args[0] if plain else tree_leaves((self.args, self.kwargs))[leaf])
+        tensor = self.args[0] if plain else tree_leaves((self.args, self.kwargs))[leaf]
+        at_front = self.axes.get(("in", leaf)) == 0 and tensor.dtype is torch.float32 and len(tensor) == self.size
+        return tensor if at_front else self.batch_first(("in", leaf), tensor)
 
     def grad(self, leaf: int = 0) -> Tensor:
-        """The gradient at output ``leaf`` with its examples moved to the front."""
-        return self.examples_first(("out", leaf), self.grads[leaf])
+        """The gradient at output ``leaf`` with its batch dimension moved to the front."""
+        tensor = self.grads[leaf]
+        at_front = self.axes.get(("out", leaf)) == 0 and tensor.dtype is torch.float32 and len(tensor) == self.size
+        return tensor if at_front else self.batch_first(("out", leaf), tensor)
 
-    def examples_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
-        """Move the dimension that counts examples to the front; one example may get one more dimension there."""
+    def batch_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
+        """Move the batch dimension to the front; one example may get one more dimension there."""
         axis = self.axes.get(name)
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor = tensor.float()  # autocast mixes dtypes; products are taken in one, and in no less than float32
         if self.size == 1 and axis != 0:
             return tensor.unsqueeze(0)  # a length of 1 elsewhere may be anything, and must stay where it is
         if axis is None:
-            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without one row an example")
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without a batch dimension")
         if tensor.shape[axis] != self.size:
-            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} that counted examples in dimension {axis}")
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} whose batch dimension was {axis}")
         return tensor if axis == 0 else tensor.movedim(axis, 0)
 
     def refusal(self, came: str) -> UnsupportedModuleError:
         """The error for a use whose examples cannot be told apart."""
         return UnsupportedModuleError(
             f"{came} at {self.path!r} in a batch of {self.size}",
-            expected="inputs and outputs with one dimension that counts the examples",
+            expected="inputs and outputs with a batch dimension",
             remedy="Keep the examples in a dimension of their own, leave this layer out with params=, "
             "or take gradients='func'.",
         )
 
 
-Rule = Callable[[Any, list[Use]], dict[str, ParamGrads]]
+Names = str | tuple[str, ...]  # of one parameter, or of several that lie one after the other
+Rule = Callable[[Any, list[Use]], dict[Any, ParamGrads]]  # by Names
 Watch = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
 RULES: dict[type[nn.Module] | str, tuple[Rule, Watch | None]] = {}
 
 
 def register_rule(*kinds: type[nn.Module] | str, watch: Watch | None = None) -> Callable[[Rule], Rule]:
-    """Register how modules of these kinds (and of subclasses that keep their forward) give forms.
+    """Register how modules of these kinds (and of subclasses that keep their forward) have per-example gradients.
 
     A kind may be a qualified name, ``"package.module.Class"``: a library need not be there to have a rule.
 
-    A rule takes the module and its uses in one batch and returns a form for each of the module's own
+    A rule takes the module and its uses in one batch and returns the gradients of each of the module's own
     trainable parameters, by its name in the module. Per-example gradients are those of the loss as it
     was reduced; the 1/B of a mean is undone elsewhere.
 

@@ -19,26 +19,22 @@ class Backwards:
     def __init__(self, finish: Callable[[dict[Any, Any]], None]) -> None:
         self._finish = finish
         self._task = -1
-        self._brought: dict[Any, Any] = {}
+        self.brought: dict[Any, Any] = {}  # by the backward that is running, or that broke off
 
     def here(self) -> dict[Any, Any]:
         """For hooks that a backward calls: what it has brought so far, to be added to."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
-            self._task, self._brought = task, {}
+            self._task, self.brought = task, {}
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
-        return self._brought
-
-    def broken(self) -> bool:
-        """Has a backward broken off since the last :meth:`forget`? To be asked outside of any."""
-        return bool(self._brought)
+        return self.brought
 
     def forget(self) -> None:
         """Drop what a broken backward has left."""
-        self._task, self._brought = -1, {}
+        self._task, self.brought = -1, {}
 
     def _end(self, task: int) -> None:
         if task == self._task:
-            brought = self._brought
+            brought = self.brought
             self.forget()
             self._finish(brought)

@@ -7,6 +7,7 @@ autograd gives to the parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import InputError, StateError
-from ordain.gradients.combined import join_biases, total
+from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
 from ordain.gradients.memory import shrinking
 from ordain.gradients.param_grads import ParamGrads
@@ -59,13 +60,17 @@ class ExactSource:
         for name, p in chosen.items():
             self._offsets[p] = (self.dim, name)
             self.dim += p.numel()
-        self._ends = {offset: offset + p.numel() for p, (offset, _) in self._offsets.items()}
+        self._sizes = {offset: p.numel() for p, (offset, _) in self._offsets.items()}
+        self._ends = {offset + numel for offset, numel in self._sizes.items()}
         self._dtype = _common_dtype(chosen)
         self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
         self._tries = 0
         self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim)
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
+        # A weight may be joined with its bias only where no other module uses either.
+        users = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
+        self._joinable = {m for m in self._hooks.paths if all(users[p] == 1 for p in m.parameters(recurse=False))}
         self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
         self.attach()
@@ -90,10 +95,10 @@ class ExactSource:
             batches = [shrinking(partial(self._factored, one)) for one in passes if one.size]
         finally:
             self._hooks.rerunning = False
-        self._hooks.layout.refuse_mixed()
         calls = {self._signature(one) for one in passes if one.size}
         if not calls <= self._understood:
             # Something new: compare it with what autograd says, or ask it to say so next time.
+            self._hooks.layout.refuse_mixed()
             self._refuse_new(self._model.parameters())
             self._tries += arrived is not None
             compared = partial(check_sums, batches, arrived or {}, self._offsets, coarse=self._hooks.coarse)
@@ -118,28 +123,39 @@ class ExactSource:
         for module, uses in record.reached.items():
             for use in uses.values():
                 use.check_versions()
-            each = [uses[call] for call in sorted(uses)] if len(uses) > 1 else list(uses.values())
-            for name, grads in self._rules[module](module, each).items():
-                p = _parameter(module, name)
-                if p is None:
-                    continue
-                place = self._offsets.get(self._hooks.sharded.part(p) if self._hooks.sharded else p)
-                if place is None:
-                    self._refuse_new([p])
-                elif p.requires_grad:
-                    found.setdefault(place[0], []).append(grads)
-        placed = [(offset, total(several)) for offset, several in found.items()]
+            for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
+                places = [self._place(module, name) for name in ((names,) if isinstance(names, str) else names)]
+                together = module in self._joinable and places[-1] - places[0] == grads.rows * grads.cols
+                parts = [grads] if len(places) == 1 or together else grads.apart()
+                for place, part in zip(places, parts, strict=False):
+                    if place >= 0:
+                        found.setdefault(place, []).append(part)
+        placed = [(offset, several[0] if len(several) == 1 else Sum(*several)) for offset, several in found.items()]
         for offset, grads in placed:
-            if offset + grads.numel != self._ends[offset]:
+            if offset + grads.numel not in self._ends or grads.numel < self._sizes[offset]:
                 raise self._resized(offset, grads.numel)
         scale = float(record.size) if self._mean else 1.0
-        return Factored(join_biases(placed), dim=self.dim, size=record.size, scale=scale, like=self.like)
+        return Factored(placed, dim=self.dim, size=record.size, scale=scale, like=self.like)
+
+    def _place(self, module: nn.Module, name: str) -> int:
+        """The offset of a module's parameter; negative if it takes no part."""
+        p = module._parameters.get(name)
+        if p is None and "." in name:
+            path, _, last = name.rpartition(".")
+            p = module.get_submodule(path)._parameters.get(last)
+        if p is None or not p.requires_grad:
+            return -self.dim
+        place = self._offsets.get(p) or self._offsets.get(self._hooks.sharded.part(p))
+        if place is None:
+            self._refuse_new([p])
+            return -self.dim
+        return place[0]
 
     def _resized(self, offset: int, numel: int) -> StateError:
         name = next(name for place, name in self._offsets.values() if place == offset)
         return StateError(
             f"{name!r} of {numel} numbers",
-            expected=f"{self._ends[offset] - offset}, as when the order was made",
+            expected=f"{self._sizes[offset]}, as when the order was made",
             remedy="Give the model its final shape first; then make the order.",
         )
 
@@ -165,12 +181,3 @@ def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
             remedy="Call .float() or .double() on the model, order by some with params=, or take gradients='func'.",
         )
     return torch.float64 if double else torch.float32
-
-
-def _parameter(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter of the module or of a submodule; None where the name is something else (a parametrization)."""
-    found = module._parameters.get(name)
-    if found is None and "." in name:
-        path, _, last = name.rpartition(".")
-        found = module.get_submodule(path)._parameters.get(last)
-    return found

@@ -141,7 +141,7 @@ class Hooks:
         self._pass = None
         self._extras.clear()
         self._leave_contexts()
-        if self._backwards.broken():
+        if self._backwards.brought:
             # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
             self._arrived = None if self._ready else self._arrived
             self._backwards.forget()
@@ -273,7 +273,8 @@ class Hooks:
 
     def take(self) -> Taken:
         """What there is, once: it is not kept, and autograd is not asked again before :meth:`ask`."""
-        self._backwards.forget()
+        if self._backwards.brought:
+            self._backwards.forget()
         ready, self._ready = self._ready, {}
         arrived, self._arrived = self._arrived, None
         for handle in self._arrival_handles.values():
