@@ -18,8 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_data_fetch import packed, tar
-from test_data_hypothesis import damaged
+from study.hostile_files import damaged, packed, tar
 
 import ordain
 from ordain import GraB

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import DIGITS, call, record, repeatable
-from standard_files import write_mnist
+from study.standard_files import write_mnist
 from torch import nn
 
 from ordain import FixedOrder, RandomReshuffling

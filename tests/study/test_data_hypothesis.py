@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standard_files import WRITERS, write_bert_vocab
+from study.hostile_files import damaged
+from study.standard_files import WRITERS, write_bert_vocab
 
 from ordain.errors import InputError
 from ordain.study.data import DATASETS, Labelled
-from ordain.study.data.cifar import read_records
-from ordain.study.data.content import Content, Shelf
-from ordain.study.data.covtype import read_table
-from ordain.study.data.glue import read_tsv
-from ordain.study.data.idx import read_idx
-from ordain.study.data.libsvm import read_libsvm
-from ordain.study.data.vocabulary import read_vocabulary
-from ordain.study.data.wikitext import read_words
+from ordain.study.data.data_files import FileContent, FoundFiles
+from ordain.study.data.image_formats import read_idx, read_records
+from ordain.study.data.table_formats import read_libsvm, read_table
+from ordain.study.data.text_formats import read_tsv, read_vocabulary, read_words
 
 
 def _seed_files() -> dict[str, bytes]:
@@ -49,7 +46,7 @@ def _seed_files() -> dict[str, bytes]:
 SEEDS = _seed_files()
 
 
-def _libsvm(content: Content) -> None:
+def _libsvm(content: FileContent) -> None:
     _labelled(read_libsvm(content, features=123, labels=(-1, 1)), classes=2)
 
 
@@ -60,13 +57,13 @@ def _labelled(part: Labelled, *, classes: int) -> None:
         assert np.isfinite(part.x).all()
 
 
-def _tsv(content: Content) -> None:
+def _tsv(content: FileContent) -> None:
     found = read_tsv(content, texts=("question", "sentence"), labels=("entailment", "not_entailment"))
     _labelled(found, classes=2)
     assert all(len(row) == 2 for row in found.x)
 
 
-READERS: dict[str, Callable[[Content], object]] = {
+READERS: dict[str, Callable[[FileContent], object]] = {
     "idx": partial(read_idx, shape=(28, 28)),
     "cifar": lambda content: _labelled(read_records(content), classes=10),
     "words": read_words,
@@ -77,34 +74,13 @@ READERS: dict[str, Callable[[Content], object]] = {
 }
 
 
-@st.composite
-def damaged(draw: st.DrawFn, raw: bytes) -> bytes:
-    """Some of: cut, overwritten, taken out, put in, twice."""
-    out = bytearray(raw)
-    for _ in range(draw(st.integers(1, 4))):
-        at, end = sorted((draw(st.integers(0, len(out))), draw(st.integers(0, len(out)))))
-        piece = draw(st.binary(max_size=8) | st.sampled_from([b"\n", b"\t", b",", b":", b" ", b"-", b"9" * 30, b"nan"]))
-        kind = draw(st.sampled_from(["cut", "write", "out", "in", "twice"]))
-        if kind == "cut":
-            del out[end:]
-        elif kind == "write":
-            out[at : at + len(piece)] = piece
-        elif kind == "out":
-            del out[at : min(end, at + 20)]
-        elif kind == "in":
-            out[at:at] = piece
-        else:
-            out[at:at] = out[at : min(end, at + 200)]
-    return bytes(out)
-
-
 @pytest.mark.parametrize("kind", READERS)
 @given(draws=st.data())
 def test_only_input_errors(kind: str, draws: st.DataObject) -> None:
     raw = draws.draw(damaged(SEEDS[kind]) | st.binary(max_size=200))
     message = ""
     try:
-        READERS[kind](Content(raw, Path("some.file"), "Remove it."))
+        READERS[kind](FileContent(raw, Path("some.file"), "Remove it."))
     except InputError as error:
         message = str(error)
     assert message.isprintable()
@@ -113,7 +89,7 @@ def test_only_input_errors(kind: str, draws: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_what_is_whole_is_read(kind: str) -> None:
-    READERS[kind](Content(SEEDS[kind], Path("some.file"), "Remove it."))
+    READERS[kind](FileContent(SEEDS[kind], Path("some.file"), "Remove it."))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
@@ -124,7 +100,7 @@ def test_compressed_files(suffix: str, draws: st.DataObject, tmp_path_factory: p
     path = tmp_path_factory.getbasetemp() / f"damaged.tsv{suffix}"
     path.write_bytes(raw)
     try:
-        found = Shelf(DATASETS["qnli"], {"dev": path}, verify=False).read("dev").data
+        found = FoundFiles(DATASETS["qnli"], {"dev": path}, verify=False).read("dev").data
     except InputError:
         return
     assert found == SEEDS["tsv"] or (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import call, record
-from standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
+from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
 
 from ordain.errors import InputError
 from ordain.study.commands.tasks import GRAB_COST
@@ -282,7 +282,7 @@ def test_tasks_are_listed() -> None:
     assert result.exit_code == 0
     assert "without the train file of QNLI" in result.stdout
     assert f"takes {GRAB_COST} times as long" in result.stdout
-    top = Path(__file__).parents[1]
+    top = Path(__file__).parents[2]
     assert f"takes {GRAB_COST} times as long" in " ".join((top / "README.md").read_text(encoding="utf-8").split())
     costs = (top / "docs" / "gradients.md").read_text(encoding="utf-8").partition("## What it costs")[2]
     cells = [line.split("|") for line in costs.partition("\n## ")[0].splitlines() if line.startswith("|")]
