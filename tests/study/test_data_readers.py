@@ -320,8 +320,13 @@ def test_labels_must_go_with_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", partial(lzma.compress, preset=0))])
-def test_damaged_and_hostile_compression(suffix: str, pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_damaged_and_hostile_compression(
+    suffix: str, pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = standard_files.write_sst2(tmp_path)
+    entry = DATASETS["sst2"]
+    limited = replace(entry, files=tuple(replace(file, limit=1_000_000) for file in entry.files))
+    monkeypatch.setitem(DATASETS, "sst2", limited)
     (folder / "dev.tsv").unlink()
     path = folder / f"dev.tsv{suffix}"
     whole = pack(b"sentence\tlabel\n" + b"a\t1\n" * 500)

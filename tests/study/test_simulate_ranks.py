@@ -19,9 +19,9 @@ from ordain.errors import InputError
 from ordain.study import cli
 from ordain.study.tasks import TASKS
 from ordain.study.tasks.images import lenet
-from ordain.study.vectors.ranks import METHODS, Way, orders, sketched
-from ordain.study.vectors.simulate_ranks import vectors
-from ordain.study.vectors.traffic import DIGITS, MODELS, Layer, payload
+from ordain.study.vectors.rank_simulation import METHODS, Sharing, simulate, sketched
+from ordain.study.vectors.rank_study import vectors
+from ordain.study.vectors.rank_traffic import DIGITS, MODELS, Layer, payload
 
 Order = list[int]
 
@@ -30,8 +30,8 @@ def random(n: int, d: int, seed: int = 0) -> NDArray[np.float64]:
     return np.random.default_rng(seed).random((n, d))
 
 
-def simulated(z: NDArray[Any], way: Way, epochs: int = 3, seed: int = 7) -> list[Order]:
-    return [sigma.tolist() for sigma in orders(z, way, epochs=epochs, seed=seed)]
+def simulated(z: NDArray[Any], way: Sharing, epochs: int = 3, seed: int = 7) -> list[Order]:
+    return [sigma.tolist() for sigma in simulate(z, way, epochs=epochs, seed=seed)]
 
 
 # --- each way, one vector after the other --------------------------------------------------------------
@@ -45,7 +45,7 @@ def slow_places(vectors_in_turn: list[Any], s: Any) -> tuple[list[int], Any]:
     return signs, s
 
 
-def slow_sum(z: NDArray[Any], sigma: Order, way: Way, mean: Any) -> Order:
+def slow_sum(z: NDArray[Any], sigma: Order, way: Sharing, mean: Any) -> Order:
     shared, signs = np.zeros(z.shape[1]), {}
     for start in range(0, len(z), way.world * way.each):
         step = range(start, min(len(z), start + way.world * way.each))
@@ -67,7 +67,7 @@ def slow_sum(z: NDArray[Any], sigma: Order, way: Way, mean: Any) -> Order:
     return front + [sigma[p] for p, e in enumerate(places) if e == 0] + back[::-1]
 
 
-def slow_orders(z: NDArray[Any], way: Way, first: Order, epochs: int) -> list[Order]:
+def slow_orders(z: NDArray[Any], way: Sharing, first: Order, epochs: int) -> list[Order]:
     found, w = [first], way.world
     books: list[Any] = [
         (reference.PairGraB if way.paired else reference.GraB)(
@@ -114,7 +114,7 @@ def slow_orders(z: NDArray[Any], way: Way, first: Order, epochs: int) -> list[Or
 )
 def test_every_way_is_its_slow_loop(method: str, paired: bool, world: int, each: int, share: int, d: int) -> None:
     n = world * share * (2 if method == "cd-grab" else 1)
-    z, way = random(n, d, seed=n), Way(method, paired=paired or method == "cd-grab", world=world, each=each)
+    z, way = random(n, d, seed=n), Sharing(method, paired=paired or method == "cd-grab", world=world, each=each)
     found = simulated(z, way)
     assert found == slow_orders(z, way, found[0], 3)
     assert all(sorted(sigma) == list(range(n)) for sigma in found)
@@ -124,19 +124,19 @@ def test_every_way_is_its_slow_loop(method: str, paired: bool, world: int, each:
 @pytest.mark.parametrize("each", [2, 16])
 def test_one_rank_is_one_process(paired: bool, each: int) -> None:
     z = random(96, 5)
-    exact = simulated(z, Way("exact", paired=paired))
-    assert simulated(z, Way("sum", paired=paired, world=1, each=each)) == exact
-    assert simulated(z, Way("independent", paired=paired)) == exact
+    exact = simulated(z, Sharing("exact", paired=paired))
+    assert simulated(z, Sharing("sum", paired=paired, world=1, each=each)) == exact
+    assert simulated(z, Sharing("independent", paired=paired)) == exact
     if paired:
-        assert simulated(z, Way("cd-grab", paired=True)) == exact
+        assert simulated(z, Sharing("cd-grab", paired=True)) == exact
 
 
 def test_ranks_of_one_example_all_use_the_sum_before_the_step() -> None:
     """Then a step's signs do not depend on each other, and in the first all are those of a sum of 0."""
     z = random(64, 5)
-    first, second = simulated(z, Way("sum", world=64, each=1), epochs=1)
+    first, second = simulated(z, Sharing("sum", world=64, each=1), epochs=1)
     assert second == first[::-1]  # every sign is -1
-    z, way = random(64, 5), Way("sum", world=8, each=1)
+    z, way = random(64, 5), Sharing("sum", world=8, each=1)
     first, second = simulated(z, way, epochs=1)
     s, signs = np.zeros(5), []
     for start in range(0, 64, 8):
@@ -149,16 +149,16 @@ def test_ranks_of_one_example_all_use_the_sum_before_the_step() -> None:
 
 def test_random_orders_are_new_each_epoch_and_the_first_is_common() -> None:
     z = random(48, 3)
-    found = simulated(z, Way("rr"))
+    found = simulated(z, Sharing("rr"))
     assert len({tuple(sigma) for sigma in found}) == 4
     for method in METHODS:
-        assert simulated(z, Way(method, paired=True, world=2, each=4))[0] == found[0]
+        assert simulated(z, Sharing(method, paired=True, world=2, each=4))[0] == found[0]
 
 
 def test_shards_stay_with_their_rank() -> None:
     z = random(48, 3)
     for method in ("independent", "cd-grab"):
-        found = simulated(z, Way(method, paired=True, world=4))
+        found = simulated(z, Sharing(method, paired=True, world=4))
         assert all(set(sigma[r::4]) == set(found[0][r::4]) for sigma in found for r in range(4))
         assert found[1] != found[0]
 
@@ -172,7 +172,7 @@ def test_long_sketches_herd_as_well() -> None:
     np.testing.assert_allclose(np.square(large).sum(1), np.square(z).sum(1), rtol=0.2)
 
     def quality(seen: NDArray[Any]) -> float:
-        *_, last = orders(seen, Way("exact"), epochs=8, seed=0)
+        *_, last = simulate(seen, Sharing("exact"), epochs=8, seed=0)
         return herding.herding_objective(z, last, norm=2)
 
     exact = quality(z)
@@ -181,11 +181,17 @@ def test_long_sketches_herd_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "n"), [(Way("sum", world=3), 64), (Way("cd-grab", world=8), 8), (Way("sum", each=0), 8), (Way("gossip"), 8)]
+    ("way", "n"),
+    [
+        (Sharing("sum", world=3), 64),
+        (Sharing("cd-grab", world=8), 8),
+        (Sharing("sum", each=0), 8),
+        (Sharing("gossip"), 8),
+    ],
 )
-def test_what_cannot_be_dealt_is_refused(way: Way, n: int) -> None:
+def test_what_cannot_be_dealt_is_refused(way: Sharing, n: int) -> None:
     with pytest.raises(InputError, match=r"vectors on|a method"):
-        next(orders(random(n, 2), way, epochs=1, seed=0))
+        next(simulate(random(n, 2), way, epochs=1, seed=0))
 
 
 def test_gradients_on_digits_are_the_loop_s() -> None:

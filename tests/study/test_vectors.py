@@ -20,7 +20,7 @@ from ordain import herding, reference
 from ordain.errors import InputError, StateError
 from ordain.study.lock import only_one
 from ordain.study.style import png, style
-from ordain.study.vectors import STUDIES, fitting, loops, run_study, statement1, toy_herding
+from ordain.study.vectors import STUDIES, compiled, power_laws, run_study, statement1, toy_herding
 
 
 def quiet(done: int, total: int) -> None:
@@ -147,24 +147,24 @@ def test_naming_the_studies_imports_nothing_slow() -> None:
 
 def test_slopes_of_power_laws() -> None:
     x, rng = [8.0, 16.0, 32.0, 64.0], np.random.default_rng(0)
-    exact = fitting.slope(x, [[3 * v**-1.5 for v in x], [7 * v**-1.5 for v in x]])
+    exact = power_laws.slope(x, [[3 * v**-1.5 for v in x], [7 * v**-1.5 for v in x]])
     assert exact.mean == pytest.approx(-1.5)
     assert exact.error == pytest.approx(0, abs=1e-12)
     noisy = np.array(x) ** -2 * np.exp(rng.normal(scale=0.3, size=(400, 4)))
-    found = fitting.slope(x, noisy)
+    found = power_laws.slope(x, noisy)
     assert found.error is not None
     assert abs(found.mean + 2) < 4 * found.error
     # The error of one slope is 0.3 / |log x - mean|, and that of their mean is 20 times smaller.
     spread = np.log(x) - np.log(x).mean()
     assert found.error == pytest.approx(0.3 / math.sqrt(spread @ spread) / 20, rel=0.15)
-    assert str(fitting.slope(x, [[1.0] * 4])) == "0.00"
-    assert fitting.spread(-0.001, 0.2, ".2f") == "0.00 ± 0.20"
+    assert str(power_laws.slope(x, [[1.0] * 4])) == "0.00"
+    assert power_laws.spread(-0.001, 0.2, ".2f") == "0.00 ± 0.20"
 
 
 def test_longest_prefixes() -> None:
     rng = np.random.default_rng(0)
     z, sigma = rng.random((50, 7)), rng.permutation(50)
-    l2, linf = loops.longest_prefixes(z, z.mean(axis=0), sigma)
+    (l2,), (linf,) = compiled.measure_orders(z, [sigma]).values()
     assert l2 == pytest.approx(herding.herding_objective(z, sigma, norm=2))
     assert linf == pytest.approx(herding.herding_objective(z, sigma))
 
@@ -179,10 +179,10 @@ def test_clipped_walk() -> None:
         plus = np.clip(0.5 - s @ rows[i] / (2 * 0.3), 0, 1)
         expected.append(1 if u[t] < plus else -1)
         s = s + expected[-1] * rows[i]
-    assert loops.clipped_walk(z, mean, sigma, u, 0.3).tolist() == expected
+    assert compiled.clipped_walk(z, mean, sigma, u, 0.3).tolist() == expected
     # As c goes to 0 only Algorithm 5 is left.
     alg5 = [int(e) for e in herding.balance(z - mean, order=sigma)]
-    assert loops.clipped_walk(z, mean, sigma, u, 1e-12).tolist()[1:] == [
+    assert compiled.clipped_walk(z, mean, sigma, u, 1e-12).tolist()[1:] == [
         e * (1 if u[0] >= 0.5 else -1) for e in alg5[1:]
     ]
 

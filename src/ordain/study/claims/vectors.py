@@ -11,8 +11,8 @@ import numpy as np
 from ordain.study.claims.evidence import Evidence
 from ordain.study.claims.finding import OPEN, Claim, Finding, together
 from ordain.study.vectors import STUDIES
-from ordain.study.vectors.rates_shown import n_exponents
-from ordain.study.vectors.study import Record
+from ordain.study.vectors.convergence_figures import n_exponents
+from ordain.study.vectors.vector_study import Record
 
 __all__ = ["CLAIMS"]
 

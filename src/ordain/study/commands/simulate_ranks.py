@@ -25,7 +25,7 @@ def simulate_ranks(
 ) -> None:
     """Simulate ranks that order one data set together: how good their order is, and what they send for it."""
     from ordain.study.vectors import STUDIES, run_study
-    from ordain.study.vectors.ranks_shown import traffic_table
+    from ordain.study.vectors.rank_figures import traffic_table
 
     study = STUDIES[_NAME]
     with plain_errors(), reporting(_NAME, lines=True) as tell:

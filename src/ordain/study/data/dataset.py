@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,8 @@ class File:
     """
 
     key: str
-    names: tuple[str, ...]
-    limit: int
+    names: Sequence[str]
+    limit: int = 100_000_000
     digest: str | None = None
     rows: int | None = None
     required: bool = True
@@ -79,7 +79,7 @@ class Download:
 
     url: str
     name: str
-    limit: int
+    limit: int = 200_000_000
     digest: str | None = None
     members: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Dataset:
 
     name: str
     title: str
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     files: tuple[File, ...]
     licence: str
     counts: Mapping[str, int]

@@ -12,7 +12,7 @@ from ordain.study.report.sentences import Sentence
 from ordain.study.runs.header import Header
 
 if TYPE_CHECKING:
-    from ordain.study.vectors.study import Study
+    from ordain.study.vectors.vector_study import Study
 
 __all__ = ["vector_content"]
 

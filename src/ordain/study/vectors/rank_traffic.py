@@ -1,7 +1,7 @@
-"""How many bytes a rank sends a step, by how ranks share: from the shapes of a model's layers, in float32.
+"""The bytes that a rank sends in a step, from the shapes of a model's layers in float32.
 
-Counted is what a rank contributes, once: what a network makes of it (a ring passes W - 1 contributions on, a server
-sends something back) is the same factor for all of them. The optimizer's own exchange of d numbers comes on top.
+Counts each contribution once: how often a network passes it on (W - 1 times in a ring, back and forth with a server) is
+the same factor for all methods. The optimizer's own exchange of d numbers comes on top.
 """
 
 from __future__ import annotations
@@ -15,33 +15,24 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer as the exact engine sees it: ``outputs`` x ``inputs`` weights, met at ``steps`` places of an example.
-
-    Attributes:
-        inputs: columns of the weight.
-        outputs: rows of it.
-        steps: T: tokens, or places of a convolution.
-        bias: whether ``outputs`` numbers are added.
-        table: whether it is an embedding, of which an example touches ``steps`` rows.
-    """
+    """One layer, with a weight of ``outputs`` x ``inputs``."""
 
     inputs: int
     outputs: int
-    steps: int = 1
+    steps: int = 1  # T, the number of tokens, or of positions of a convolution, in one example
     bias: bool = True
-    table: bool = False
+    table: bool = False  # an embedding, of which an example uses ``steps`` rows
 
     @property
     def numel(self) -> int:
-        """How many parameters it has."""
+        """The number of parameters."""
         return self.outputs * (self.inputs + self.bias)
 
     @property
     def exact(self) -> int:
-        """The numbers that say an example's gradient: its factors, or the gradient if that is smaller."""
-        if self.table:  # ids, and what is added to their rows
-            return min(self.steps * (self.inputs + 1), self.numel)
-        return min(self.steps * (self.inputs + self.outputs), self.numel)
+        """The numbers that determine an example's gradient: its factors, or the gradient itself if that is smaller."""
+        factors = self.inputs + (1 if self.table else self.outputs)  # of an embedding: the ids and their rows
+        return min(self.steps * factors, self.numel)
 
 
 def _norm(width: int) -> Layer:
@@ -49,7 +40,7 @@ def _norm(width: int) -> Layer:
 
 
 def _bert(tokens: int, width: int, blocks: int) -> tuple[Layer, ...]:
-    """BERT with heads for two classes; an example is ``tokens`` long."""
+    """BERT with a head for two classes, on examples of ``tokens`` tokens."""
     block = (
         *(Layer(width, width, tokens) for _ in range(4)),
         Layer(width, 4 * width, tokens),
@@ -71,12 +62,12 @@ MODELS: dict[str, tuple[Layer, ...]] = {
 
 
 def payload(layers: tuple[Layer, ...], method: str, *, each: int, sketch: int | None = None) -> int:
-    """Bytes that a rank with ``each`` examples a step contributes to it.
+    """The bytes that a rank with ``each`` examples per step contributes to it.
 
-    - exact: the factors of its examples, or their gradients, layer by layer, whichever is less.
-    - exact with a sketch: ``sketch`` numbers an example.
-    - sum: the d numbers that it has added to s, and a byte an example for its sign, from which all make the order.
-      Centred vectors need d numbers more an epoch, for the mean: not counted here.
+    - exact: the factors or the gradients of its examples, whichever is smaller, layer by layer.
+    - exact with a sketch: ``sketch`` numbers per example.
+    - sum: the d numbers that it has added to s, and one byte per example for its sign.
+      Centred vectors need another d numbers per epoch for the mean, which are not counted here.
     - cd-grab: the gradients of its examples, d numbers each.
     - independent, rr: nothing.
     """

@@ -1,4 +1,4 @@
-"""Power laws: exponents fitted to each seed, and their mean with its standard error."""
+"""Power laws: exponents fitted for each seed, with their mean and standard error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Slope", "mean_and_error", "slope", "spread"]
 
 @dataclass(frozen=True)
 class Slope:
-    """An exponent over seeds; ``error`` is the standard error of the mean, None for a single seed."""
+    """The mean exponent over seeds and its standard error, None for a single seed."""
 
     mean: float
     error: float | None
@@ -24,7 +24,7 @@ class Slope:
 
 
 def slope(x: Sequence[float], y: ArrayLike) -> Slope:
-    """Least squares of log y ``[seeds, points]`` on log x ``[points]``, seed by seed.
+    """Fit log y ``[seeds, points]`` to log x ``[points]`` by least squares, for each seed.
 
     >>> print(slope([1, 2, 4], [[3, 12, 48], [5, 20, 80]]))
     2.00 ± 0.00
@@ -32,12 +32,11 @@ def slope(x: Sequence[float], y: ArrayLike) -> Slope:
     rows = np.log(np.atleast_2d(np.asarray(y, dtype=np.float64)))
     at = np.log(np.asarray(x, dtype=np.float64))
     at = at - at.mean()
-    fitted = rows @ at / (at @ at)
-    return Slope(*mean_and_error(fitted))
+    return Slope(*mean_and_error(rows @ at / (at @ at)))
 
 
 def mean_and_error(values: ArrayLike) -> tuple[float, float | None]:
-    """Mean over seeds and its standard error."""
+    """The mean over seeds and its standard error."""
     of = np.asarray(values, dtype=np.float64)
     return float(of.mean()), float(of.std(ddof=1) / math.sqrt(len(of))) if len(of) > 1 else None
 

@@ -1,37 +1,43 @@
-"""The compiled loops of these studies: one number after the other, too slow in Python.
-
-Imported only when a study runs, because numba takes a while to load.
-"""
+"""The compiled loops of these studies. Imported only when a study runs, because numba is slow to import."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain._kernels import compile_loop
-from ordain.study.vectors.problems import KINKED, QUADRATIC
+from ordain.study.vectors.objectives import KINKED, QUADRATIC
 
-__all__ = ["clipped_walk", "epoch", "longest_prefixes", "summed_signs"]
+__all__ = ["clipped_walk", "measure_orders", "sgd_epoch", "signs_by_steps"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 
 
-def _compiled(function: Function) -> Function:
-    try:
-        return cast("Function", numba.njit(cache=True)(function))
-    except RuntimeError:  # no folder that the cache may be written to
-        return cast("Function", numba.njit(function))
+def _compiled(**options: Any) -> Callable[[Function], Function]:
+    def compile_function(function: Function) -> Function:
+        try:
+            return cast("Function", numba.njit(cache=True, **options)(function))
+        except RuntimeError:  # no folder that the cache may be written to
+            return cast("Function", numba.njit(**options)(function))
+
+    return compile_function
 
 
-@_compiled
+def measure_orders(z: NDArray[Any], orders: Iterable[NDArray[np.int64]]) -> dict[str, list[float]]:
+    """The longest centred prefix sum of ``z [n, d]`` in each order, in l2 and in l-inf."""
+    mean = z.mean(axis=0, dtype=np.float64)
+    found = [longest_prefixes(z, mean, sigma) for sigma in orders]
+    return {"l2": [pair[0] for pair in found], "linf": [pair[1] for pair in found]}
+
+
+@_compiled()
 def longest_prefixes(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64]) -> tuple[float, float]:
-    """The longest centred prefix sum of ``z [n, d]`` in the order ``sigma``, in l2 and in l-inf, in one pass."""
+    """Both norms of the longest centred prefix sum in the order ``sigma``, in one pass."""
     total = np.zeros(z.shape[1])
     l2, linf = 0.0, 0.0
     for t in range(len(sigma)):
@@ -46,7 +52,7 @@ def longest_prefixes(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64]) ->
     return math.sqrt(l2), linf
 
 
-@_compiled
+@_compiled()
 def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Floats, c: float) -> NDArray[np.int8]:
     """Algorithm 6's signs for the centred rows of ``z [n, d]`` in the order ``sigma``, clipped where it would fail.
 
@@ -71,15 +77,17 @@ def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Flo
     return signs
 
 
-@compile_loop
-def summed_signs(
+# Sums may be reassociated, which is what vectorises them; NaN and infinity keep their meaning.
+@_compiled(fastmath={"reassoc", "contract", "nsz"})
+def signs_by_steps(
     z: NDArray[Any], sigma: NDArray[np.int64], world: int, each: int, paired: bool, centre: Floats
 ) -> NDArray[np.int8]:
-    """Algorithm 5's sign for each position of ``sigma`` where ranks know each other's choices a step late.
+    """Algorithm 5's sign for each position of ``sigma``, where ranks learn of each other's signs after a step.
 
-    Position p is rank p mod ``world``'s; a step is ``each`` positions of every rank. A rank balances its own vectors
-    (less ``centre``; or the differences of its own consecutive ones) against the sum of all ranks as the step began and
-    what it has added to it itself. Then all that was added is added up. An odd one of a rank's step gets 0.
+    Position p belongs to rank p mod ``world``; a step is ``each`` positions of every rank. A rank balances its own
+    vectors (minus ``centre``, or the differences of its consecutive vectors) against the sum of all ranks at the start
+    of the step plus its own additions. Then the additions of all ranks are summed. The odd last vector of a rank's step
+    gets 0. One rank and one step (``world=1, each=n``) is Algorithm 5 itself.
     """
     n, d = len(sigma), z.shape[1]
     shared, own, added, row = np.zeros(d), np.empty(d), np.empty(d), np.empty(d)
@@ -112,9 +120,9 @@ def summed_signs(
     return signs
 
 
-@_compiled
+@_compiled()
 def slope_at(kind: int, low: float, high: float, x: float) -> float:
-    """h'(x) of one coordinate with curvatures between ``low`` and ``high``: see ``problems.py``."""
+    """h'(x) of one coordinate with curvatures between ``low`` and ``high``: see ``objectives.py``."""
     if kind == QUADRATIC:
         return low * x
     if kind == KINKED:
@@ -122,8 +130,8 @@ def slope_at(kind: int, low: float, high: float, x: float) -> float:
     return 2.0 * x + 3.0 * math.sin(2.0 * x)
 
 
-@_compiled
-def epoch(
+@_compiled()
+def sgd_epoch(
     kind: int, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
 ) -> None:
     """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills ``out [n, d]``."""
