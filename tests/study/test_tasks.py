@@ -17,9 +17,9 @@ from ordain.errors import InputError
 from ordain.study.commands.tasks import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks.classification import split
 from ordain.study.tasks.language import sequences
-from ordain.study.tasks.split import split
-from ordain.study.tasks.weights import settled
+from ordain.study.tasks.pretrained import settled
 from ordain.study.vectors import STUDIES
 
 BERTS = ("sst2", "qnli")
@@ -270,7 +270,7 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"never read")
     save_bert(tmp_path / "other", words + 1, layers=2)
     save_bert(tmp_path / "shallow", words, layers=1)
-    for name, word in (("pickled", "without config.json"), ("other", "words"), ("shallow", "at least 2 layers")):
+    for name, word in (("pickled", "without config.json"), ("other", "vocab_size"), ("shallow", "at least 2 layers")):
         with pytest.raises(InputError, match=word):
             TASKS["sst2"].load(tmp_path, weights=tmp_path / name, verify=False)
     with pytest.raises(InputError, match="--weights with digits"):

@@ -10,7 +10,7 @@ from ordain.study.report.statistics import HELPS, WORSE, compare, verdict
 from ordain.study.report.text import bytes_text
 from ordain.study.report.views import TRAIN
 from ordain.study.runs.arms import parse, stored_bytes
-from ordain.study.tasks.catalogue import TASKS
+from ordain.study.tasks import TASKS
 
 __all__ = ["CLAIMS"]
 

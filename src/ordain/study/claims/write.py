@@ -21,7 +21,7 @@ from ordain.study.report.figures import Drawn, draw
 from ordain.study.report.page import embedded, render
 from ordain.study.report.text import NOTHING, counted, p_text
 from ordain.study.runs.header import TRAINING, Header, read_header
-from ordain.study.tasks.catalogue import TASKS
+from ordain.study.tasks import TASKS
 
 __all__ = ["CLAIMS", "Page", "read_claims", "write_claims"]
 

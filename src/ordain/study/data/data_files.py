@@ -62,16 +62,12 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class FileContent:
-    """The decompressed bytes of one file, with what its reader needs for error messages.
-
-    Attributes:
-        rows: the number of rows to expect; None to accept any number.
-    """
+    """The decompressed bytes of one file, with what its reader needs for error messages."""
 
     data: bytes
     path: Path
     remedy: str
-    rows: int | None = None
+    rows: int | None = None  # to expect; None to accept any number
 
     def wrong(self, what: str, *, expected: str) -> InputError:
         """The error to raise for something in this file."""
@@ -95,16 +91,11 @@ class FileContent:
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a data set that were found on disk, as its reader gets them.
-
-    Attributes:
-        paths: by the key of the file.
-        verify: compare checksums and row counts with the publisher's. The format is always checked.
-    """
+    """The files of a data set that were found on disk, as its reader gets them."""
 
     dataset: Dataset
-    paths: dict[str, Path]
-    verify: bool = True
+    paths: dict[str, Path]  # by the key of the file
+    verify: bool = True  # compare checksums and row counts with the publisher's; the format is always checked
 
     def __contains__(self, key: object) -> bool:
         return key in self.paths

@@ -17,98 +17,59 @@ __all__ = ["Dataset", "Download", "File", "Labelled", "Splits"]
 
 @dataclass(frozen=True)
 class Labelled:
-    """Examples and their labels.
+    """Examples and their labels."""
 
-    Attributes:
-        x: an array with one row per example or, for sentences, a list of tuples of one or two texts.
-        y: int64 ``[n]``. For running text this is ``x`` itself, because the targets are the next words.
-    """
-
-    x: NDArray[Any] | list[tuple[str, ...]]
-    y: NDArray[np.int64]
+    x: NDArray[Any] | list[tuple[str, ...]]  # one row per example or, for sentences, one or two texts per example
+    y: NDArray[np.int64]  # [n]; for running text x itself, because the targets are the next words
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set in its publisher's splits; None for a split that does not exist or has no labels.
-
-    Attributes:
-        notes: sentences that belong next to results on this data.
-        vocabulary: for running text, the word of each id.
-    """
+    """A data set in its publisher's splits; None for a split that does not exist or has no labels."""
 
     train: Labelled
     test: Labelled | None = None
     valid: Labelled | None = None
-    notes: tuple[str, ...] = ()
-    vocabulary: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()  # sentences that belong next to results on this data
+    vocabulary: tuple[str, ...] | None = None  # for running text, the word of each id
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file to read, plain or compressed (``.gz``, ``.xz``).
+    """A file to read, plain or compressed (``.gz``, ``.xz``)."""
 
-    Attributes:
-        key: the name by which the reader asks for it.
-        names: its possible names on disk, without ``.gz`` or ``.xz``.
-        limit: the largest decompressed size in bytes.
-        digest: ``"sha256:..."`` or ``"md5:..."`` of the decompressed content.
-        rows: the number of examples (or words, for running text).
-        required: whether the data set cannot be read without it.
-    """
-
-    key: str
-    names: Sequence[str]
-    limit: int = 100_000_000
-    digest: str | None = None
-    rows: int | None = None
-    required: bool = True
+    key: str  # the name by which the reader asks for it
+    names: Sequence[str]  # its possible names on disk, without .gz or .xz
+    limit: int = 100_000_000  # the largest decompressed size in bytes
+    digest: str | None = None  # "sha256:..." or "md5:..." of the decompressed content
+    rows: int | None = None  # the number of examples (or words, for running text)
+    required: bool = True  # whether the data set cannot be read without it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file on a publisher's server.
+    """A file on a publisher's server."""
 
-    Attributes:
-        url: https, or http together with a digest.
-        name: the file name to save it under.
-        limit: the largest size in bytes.
-        digest: ``"sha256:..."`` or ``"md5:..."`` of the file as sent.
-        members: for a tar or zip archive, the members to extract and the file name of each; the rest is ignored.
-    """
-
-    url: str
-    name: str
-    limit: int = 200_000_000
-    digest: str | None = None
-    members: Mapping[str, str] = field(default_factory=dict)
+    url: str  # https, or http together with a digest
+    name: str  # the file name to save it under
+    limit: int = 200_000_000  # the largest size in bytes
+    digest: str | None = None  # "sha256:..." or "md5:..." of the file as sent
+    members: Mapping[str, str] = field(default_factory=dict)  # of an archive: what to extract, and its file name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """One data set.
+    """One data set."""
 
-    Attributes:
-        name: on the command line.
-        title: a description in a few words.
-        folders: where to look for it inside the data folder; ``fetch`` downloads to the first.
-        files: the files to read.
-        licence: the publisher's terms of use.
-        counts: the number of examples (or words, for running text) in train, valid and test.
-        read: reads the examples; None for a vocabulary, which has none.
-        downloads: where the files are published.
-        by_hand: how to get it if there is nothing to download.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    folders: Sequence[str]
+    folders: Sequence[str]  # where to look for it inside the data folder; ``fetch`` downloads to the first
     files: tuple[File, ...]
     licence: str
-    counts: Mapping[str, int]
-    read: Callable[[FoundFiles], Splits] | None
+    counts: Mapping[str, int]  # the number of examples (or words) in train, valid and test
+    read: Callable[[FoundFiles], Splits] | None  # None for a vocabulary, which has no examples
     downloads: tuple[Download, ...] = ()
-    by_hand: str = ""
+    by_hand: str = ""  # how to get it if there is nothing to download
 
     @property
     def remedy(self) -> str:

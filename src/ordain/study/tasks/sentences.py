@@ -1,4 +1,4 @@
-"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from trained ones."""
+"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from pretrained ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.study.data import bert_vocabulary, load
-from ordain.study.tasks.classes import classifier
+from ordain.study.tasks.classification import classifier
+from ordain.study.tasks.pretrained import find_weights
 from ordain.study.tasks.task import Load, Problem, Request, seeded
-from ordain.study.tasks.weights import FILES, Weights, find_weights
 
 __all__ = ["bert_on"]
 
@@ -38,7 +39,7 @@ def bert_on(data: str) -> Load:
         words = bert_vocabulary(request.folder, verify=request.verify)
         own = request.folder / _FOLDER
         asked = request.weights or (own if own.is_dir() else None)
-        shape, tensors, origin = _trained(find_weights(asked), len(words)) if asked else (_TINY, {}, "random weights")
+        shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
         notes = (
             f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
             f"{version('transformers')}.",
@@ -46,7 +47,7 @@ def bert_on(data: str) -> Load:
         )
         splits = load(data, request.folder, verify=request.verify)
         return classifier(
-            replace(splits, valid=None, test=splits.valid),  # GLUE keeps its test labels: dev is what is tested on
+            replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
             seeded(partial(_model, shape, tensors, len(words))),
             encode=partial(_encode, words),
             forward=_logits,
@@ -59,7 +60,7 @@ def bert_on(data: str) -> Load:
 
 
 def _encode(words: tuple[str, ...], texts: Any) -> Tensor:
-    """``[n, 3, T]``: word pieces, which of them are there, which text each belongs to."""
+    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to."""
     from tokenizers import BertWordPieceTokenizer
 
     tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
@@ -77,8 +78,8 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
 def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
     import transformers
 
-    bert: Any = transformers  # its types say less than it takes
-    # Without dropout the gradients of an example depend on the weights alone, and a run can be resumed exactly.
+    bert: Any = transformers  # its types are too narrow
+    # Without dropout an example's gradient depends only on the weights, and resumed runs are bit-identical.
     config = bert.BertConfig(
         vocab_size=words,
         num_hidden_layers=_LAYERS,
@@ -93,37 +94,30 @@ def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.
     return model
 
 
-def _trained(weights: Weights, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
-    """The shape and the first layers of a BERT: ``config.json`` and ``model.safetensors``, never a pickle."""
+def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
+    """The shape and the first layers of a BERT, and their origin."""
     from safetensors.torch import load_file
 
-    folder = weights.folder
-    for name in FILES:
-        if not (folder / name).is_file():
-            raise InputError(
-                f"{folder} without {name}",
-                expected="config.json and model.safetensors of a BERT",
-                remedy="Save the model with save_pretrained(); pickled weights are never loaded.",
-            )
+    folder, name = find_weights(asked)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    missing = [name for name in (*_TINY, "num_hidden_layers", "vocab_size") if not isinstance(config.get(name), int)]
-    if missing or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
+    needed = {key: config.get(key) for key in (*_TINY, "num_hidden_layers", "vocab_size")}
+    whole = all(isinstance(value, int) for value in needed.values())
+    if not whole or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
         raise InputError(
-            f"{folder / 'config.json'}"
-            + (f" without {', '.join(missing)}" if missing else f" of {config['vocab_size']:,} words"),
+            f"{folder / 'config.json'} with {', '.join(f'{key} {value}' for key, value in needed.items())}",
             expected=f"a BERT of at least {_LAYERS} layers and {words:,} words",
             remedy="Use an uncased BERT.",
         )
-    shape = {name: config[name] for name in _TINY}
-    given = {name.removeprefix("bert."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    shape = {key: config[key] for key in _TINY}
+    given = {key.removeprefix("bert."): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
     own = _model(shape, {}, words).get_submodule("bert").state_dict()
-    tensors = {name: tensor.float() for name, tensor in given.items() if name in own}
-    absent = sorted(name for name in own if name not in tensors and not name.startswith("pooler."))
-    if absent or any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
+    tensors = {key: tensor.float() for key, tensor in given.items() if key in own}
+    absent = sorted(key for key in own if key not in tensors and not key.startswith("pooler."))
+    if absent or any(tensor.shape != own[key].shape for key, tensor in tensors.items()):
         raise InputError(
             f"{folder / 'model.safetensors'} without {', '.join(absent[:3]) or 'tensors of the shape in config.json'}",
             expected="the weights of a BERT",
             remedy="Save the model with save_pretrained().",
         )
-    pooler = "" if any(name.startswith("pooler.") for name in tensors) else ", its pooler random"
-    return shape, tensors, f"{weights.name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"
+    pooler = "" if any(key.startswith("pooler.") for key in tensors) else ", its pooler random"
+    return shape, tensors, f"{name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"

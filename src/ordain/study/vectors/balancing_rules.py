@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,7 @@ from ordain import Deterministic, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import BalancingFailedError
 from ordain.study.vectors.power_laws import mean_and_error, spread
-from ordain.study.vectors.vector_study import Point, Record, Study, Table, where
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "BalancingRules"]
 
@@ -91,7 +88,7 @@ def _values(config: BalancingRules, records: list[Record], d: int, balancer: str
     return np.array([values for values in of if len(values) == config.rounds + 1]).reshape(-1, config.rounds + 1)
 
 
-def _draw(config: BalancingRules, records: list[Record]) -> dict[str, Figure]:
+def _draw(config: BalancingRules, records: list[Record]) -> Figures:
     from matplotlib.ticker import MaxNLocator
 
     from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds

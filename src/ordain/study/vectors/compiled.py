@@ -58,22 +58,14 @@ def clipped_walk(z: NDArray[Any], mean: Floats, sigma: NDArray[np.int64], u: Flo
 
     The rows are scaled by their largest norm; ``u [n]`` are uniform numbers.
     """
-    n, d = z.shape
     square = 0.0
-    for i in range(n):
-        of_row = 0.0
-        for j in range(d):
-            of_row += (z[i, j] - mean[j]) ** 2
-        square = max(square, of_row)
-    total, signs = np.zeros(d), np.empty(n, dtype=np.int8)
-    for t in range(n):
-        row = z[sigma[t]]
-        inner = 0.0
-        for j in range(d):
-            inner += total[j] * (row[j] - mean[j])
-        signs[t] = 1 if u[t] < 0.5 - inner / square / (2.0 * c) else -1  # beyond [0, 1] the sign is certain
-        for j in range(d):
-            total[j] += signs[t] * (row[j] - mean[j])
+    for i in range(len(z)):
+        square = max(square, np.square(z[i] - mean).sum())
+    total, signs = np.zeros(len(mean)), np.empty(len(z), dtype=np.int8)
+    for t in range(len(z)):
+        row = z[sigma[t]] - mean
+        signs[t] = 1 if u[t] < 0.5 - (total * row).sum() / square / (2.0 * c) else -1  # beyond [0, 1] it is certain
+        total += signs[t] * row
     return signs
 
 
@@ -89,34 +81,27 @@ def signs_by_steps(
     of the step plus its own additions. Then the additions of all ranks are summed. The odd last vector of a rank's step
     gets 0. One rank and one step (``world=1, each=n``) is Algorithm 5 itself.
     """
-    n, d = len(sigma), z.shape[1]
-    shared, own, added, row = np.zeros(d), np.empty(d), np.empty(d), np.empty(d)
+    n, step = len(sigma), world * each
+    shared, own, added, row = np.zeros_like(centre), np.zeros_like(centre), np.zeros_like(centre), np.zeros_like(centre)
     signs = np.zeros(n, dtype=np.int8)
-    apart = 2 * world if paired else world
-    for start in range(0, n, world * each):
-        stop = min(n, start + world * each)
+    for start in range(0, n, step):
+        stop = min(n, start + step)
         added[:] = 0.0
         for rank in range(min(world, stop - start)):
             own[:] = shared
-            for p in range(start + rank, stop, apart):
-                first, second = z[sigma[p]], z[sigma[p]]
+            for p in range(start + rank, stop - world * paired, world + world * paired):
+                row[:] = z[sigma[p]]
                 if paired:
-                    if p + world >= stop:
-                        break
-                    second = z[sigma[p + world]]
-                inner = 0.0
-                for j in range(d):
-                    row[j] = float(first[j]) - float(second[j]) if paired else float(first[j]) - centre[j]
-                    inner += row[j] * own[j]
-                sign = 1 if inner < 0.0 else -1
+                    row -= z[sigma[p + world]]
+                else:
+                    row -= centre
+                sign = 1 if np.dot(row, own) < 0.0 else -1
                 signs[p] = sign
                 if paired:
                     signs[p + world] = -sign
-                for j in range(d):
-                    own[j] += sign * row[j]
-                    added[j] += sign * row[j]
-        for j in range(d):
-            shared[j] += added[j]
+                own += sign * row
+                added += sign * row
+        shared += added
     return signs
 
 

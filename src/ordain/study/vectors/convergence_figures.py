@@ -15,11 +15,10 @@ from ordain import theory
 from ordain.orders import ORDERS
 from ordain.study.vectors.objectives import LABELS
 from ordain.study.vectors.power_laws import Slope, slope
-from ordain.study.vectors.vector_study import Record, Table, where
+from ordain.study.vectors.vector_study import Figures, Record, Table, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["draw", "n_exponents", "say", "tabulate"]
 
@@ -84,7 +83,7 @@ def _at_theorem(records: list[Record], metric: str) -> Floats:
     return np.array([[r[metric][p][k] for k, p in enumerate(r[_THEOREM[metric]])] for r in records])
 
 
-def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
+def draw(config: Any, records: list[Record]) -> Figures:
     """One figure per metric: a column for each problem, with K above and n below."""
     from ordain.study.vectors.seed_plots import LEGEND, grid_figure
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ordain.study.vectors.power_laws import mean_and_error, spread
 from ordain.study.vectors.rank_traffic import DIGITS, MODELS, payload
-from ordain.study.vectors.vector_study import Record, Table, where
+from ordain.study.vectors.vector_study import Figures, Record, Table, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def _last_on(world: int, records: list[Record], *, method: str, each: int, **fie
     return _last(records, method=method, world=world, each=each, **fields)
 
 
-def draw(config: Any, records: list[Record]) -> dict[str, Figure]:
+def draw(config: Any, records: list[Record]) -> Figures:
     """Quality by number of ranks, for a fixed batch per rank and in total; and by the bytes that a rank sends."""
     from ordain.study.vectors.seed_plots import LEGEND, grid_figure
 

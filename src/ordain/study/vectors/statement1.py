@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
 from ordain.study.vectors.power_laws import Slope, slope, spread
-from ordain.study.vectors.vector_study import Point, Record, Study, Table, where
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "Statement1"]
 
@@ -62,7 +59,7 @@ def _grid(config: Statement1, records: list[Record], order: str) -> tuple[list[i
     return at, values, slope(at, values) if len(at) > 1 else None
 
 
-def _draw(config: Statement1, records: list[Record]) -> dict[str, Figure]:
+def _draw(config: Statement1, records: list[Record]) -> Figures:
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
 from ordain.study.vectors.power_laws import mean_and_error, spread
-from ordain.study.vectors.vector_study import Point, Record, Study, Table, where
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "ToyHerding"]
 
@@ -55,11 +52,11 @@ def _measure(config: ToyHerding, point: Point) -> dict[str, Any]:
     }
 
 
-def _largest(records: list[Record], order: str, norm: str) -> list[float]:
-    return [record[norm] for record in where(records, order=order)]
+def _by_seed(records: list[Record], norm: str) -> dict[str, dict[int, float]]:
+    return {order: {record["seed"]: record[norm] for record in where(records, order=order)} for order in _LABELS}
 
 
-def _draw(config: ToyHerding, records: list[Record]) -> dict[str, Figure]:
+def _draw(config: ToyHerding, records: list[Record]) -> Figures:
     from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds
 
     figure, ((axes,),) = grid_figure(8.6, 4.6)
@@ -80,30 +77,24 @@ def _draw(config: ToyHerding, records: list[Record]) -> dict[str, Figure]:
     return {"prefix-norms": figure}
 
 
-def _with(records: list[Record], *orders: str) -> list[Record]:
-    """The records of the seeds that have all of ``orders``."""
-    had: dict[int, set[str]] = {}
-    for record in records:
-        had.setdefault(record["seed"], set()).add(record["order"])
-    return [record for record in records if had[record["seed"]] >= set(orders)]
-
-
 def _tabulate(config: ToyHerding, records: list[Record]) -> Table:
     rows: list[tuple[str, ...]] = []
+    l2, linf = (_by_seed(records, norm) for norm in ("l2", "linf"))
     for order, label in _LABELS.items():
-        if where(records, order=order):
-            l2, linf = (spread(*mean_and_error(_largest(records, order, norm))) for norm in ("l2", "linf"))
-            both = _with(records, "random", order)
-            means = [np.mean(_largest(both, name, "l2")) for name in ("random", order)] if both else []
-            rows.append((label, l2, f"{means[0] / means[1]:.1f}x" if means else "-", linf))
+        if l2[order]:
+            longest, largest = (spread(*mean_and_error(list(norm[order].values()))) for norm in (l2, linf))
+            both = sorted(l2["random"].keys() & l2[order].keys())
+            means = [np.mean([l2[name][seed] for seed in both]) for name in ("random", order)] if both else []
+            rows.append((label, longest, f"{means[0] / means[1]:.1f}x" if means else "-", largest))
     return ("order", "largest prefix sum, l2", "smaller than random", "largest, l-inf"), rows
 
 
 def _say(config: ToyHerding, records: list[Record]) -> list[str]:
-    whole = _with(records, *_LABELS)
-    if not whole:
+    l2 = _by_seed(records, "l2")
+    seeds = sorted(set[int].intersection(*map(set, l2.values())))
+    if not seeds:
         return ["No seed has been measured in all four orders yet."]
-    mean = {order: float(np.mean(_largest(whole, order, "l2"))) for order in _LABELS}
+    mean = {order: float(np.mean([l2[order][seed] for seed in seeds])) for order in _LABELS}
     compared = "better" if mean["greedy"] < mean["herding-10"] else "worse"
     return [
         f"Of {config.n:,} vectors from [0,1]^{config.d}, the longest prefix sum (l2) of a random order is "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ordain.errors import InputError
 from ordain.study import strict_json
@@ -20,13 +20,14 @@ from ordain.study.progress import Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Point", "Record", "Study", "Table", "where"]
+__all__ = ["Figures", "Point", "Record", "Study", "Table", "where"]
 
 Config = TypeVar("Config")
 Shown = TypeVar("Shown")
 Point = dict[str, Any]  # identifies a measurement, with JSON values
 Record = dict[str, Any]  # the point, and the measured values
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings, rows
+Figures: TypeAlias = "dict[str, Figure]"  # by name
 
 FORMAT = 1
 _MOST_SEEDS, _MOST_POINTS = 10_000, 1_000_000  # far more than any study has
@@ -48,7 +49,7 @@ class Study(Generic[Config]):
     quick: dict[str, Any]  # the settings of a quick run
     points: Callable[[Config], Iterable[Point]]  # all points, in order
     measure: Callable[[Config, Point], Mapping[str, Any]]  # JSON values without times: equal points give equal records
-    draw: Callable[[Config, list[Record]], dict[str, Figure]]  # figures by name
+    draw: Callable[[Config, list[Record]], Figures]
     tabulate: Callable[[Config, list[Record]], Table]
     say: Callable[[Config, list[Record]], list[str]]  # the findings, in sentences
 
@@ -82,7 +83,7 @@ class Study(Generic[Config]):
                         os.fsync(file.fileno())
                     report(count, len(points))
 
-    def figures(self, folder: Path) -> dict[str, Figure]:
+    def figures(self, folder: Path) -> Figures:
         """The figures of a folder, by name."""
         return self.shown(self.draw, folder)
 

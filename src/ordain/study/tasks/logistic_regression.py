@@ -1,4 +1,4 @@
-"""Logistic regression: on digits, on images as rows of pixels, on tables."""
+"""Logistic regression on digits, on images as rows of pixels, and on tables."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from ordain.study.data import load
-from ordain.study.tasks.classes import classifier
+from ordain.study.tasks.classification import classifier
 from ordain.study.tasks.task import Load, Problem, Request, seeded
 
 __all__ = ["logistic_regression", "standardise"]
 
 
 def logistic_regression(
-    data: str,
-    *,
-    scale: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
-    notes: tuple[str, ...] = (),
+    data: str, *, scale: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None, notes: tuple[str, ...] = ()
 ) -> Load:
-    """Softmax regression on a data set whose examples are numbers; bytes become [0, 1]."""
+    """Softmax regression on a data set of numbers; bytes are scaled to [0, 1]."""
 
     def make(request: Request) -> Problem:
         splits = load(data, request.folder, verify=request.verify)
         features = int(np.prod(np.shape(splits.train.x)[1:]))
-        classes = int(np.max(splits.train.y)) + 1
-        build = seeded(partial(nn.Linear, features, classes))
+        build = seeded(partial(nn.Linear, features, int(np.max(splits.train.y)) + 1))
         return classifier(splits, build, encode=_rows, scale=scale, limit=request.limit, notes=notes)
 
     return make
