@@ -22,7 +22,7 @@ __all__ = ["extract"]
 
 _CHUNK = 1 << 20
 _UNWANTED = 10_000_000  # bytes of other members, such as read-me files, that are decompressed on the way
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError)
 _Member = tuple[str, int, Callable[[], IO[bytes] | None] | None]  # name, bytes to skip it, open() of a regular file
 
 
@@ -52,14 +52,12 @@ def extract(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> None:
                 with inside:
                     _save(archive, name, inside, *wanted[name])
                 missing.remove(name)
-    except FetchError:
-        raise
     except _DAMAGED as error:
+        # gzip raises an OSError for a damaged file, and the system one (EINVAL) for an offset before its start.
+        of_disk = isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile) and error.errno != errno.EINVAL
+        if of_disk or isinstance(error, FetchError):
+            raise
         raise _refused(archive, f"a damaged archive that cannot be read ({reason(error)})") from None
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile) or error.errno == errno.EINVAL:  # an offset before the start of the file
-            raise _refused(archive, f"a damaged archive that cannot be read ({reason(error)})") from None
-        raise
     if missing:
         raise _refused(archive, f"no {', '.join(sorted(missing))} in it")
 

@@ -7,7 +7,7 @@ import hashlib
 import lzma
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import platformdirs
@@ -106,26 +106,20 @@ class FoundFiles:
         remedy = f"Remove it and {self.dataset.remedy}"
         if self.verify:
             remedy += ". A subset of your own is read with --no-verify (verify=False)."
-        empty = FileContent(b"", self.paths[key], remedy)
-        content = FileContent(_decompress(empty, file.limit), empty.path, remedy, file.rows if self.verify else None)
+        content = FileContent(b"", self.paths[key], remedy, file.rows if self.verify else None)
+        try:
+            content = replace(content, data=_decompress(content.path, file.limit + 1))
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            what = "compressed file that ends too early" if isinstance(error, EOFError) else "damaged compressed file"
+            raise content.wrong(f"a {what} ({reason(error)})", expected="a whole file") from None
+        if len(content.data) > file.limit:
+            raise content.wrong(f"more than {file.limit:,} bytes", expected=f"at most {file.limit:,}")
         if self.verify:
             _check_digest(content, file)
         return content
 
 
-def _decompress(empty: FileContent, limit: int) -> bytes:
-    try:
-        data = _unpack(empty.path, limit + 1)
-    except EOFError:
-        raise empty.wrong("a compressed file that ends too early", expected="a whole file") from None
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise empty.wrong(f"a damaged compressed file ({reason(error)})", expected="a whole file") from None
-    if len(data) > limit:
-        raise empty.wrong(f"more than {limit:,} bytes", expected=f"at most {limit:,}")
-    return data
-
-
-def _unpack(path: Path, most: int) -> bytes:
+def _decompress(path: Path, most: int) -> bytes:
     """At most ``most`` bytes of the content."""
     if path.suffix != ".xz":
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from ordain.study.data import load
 from ordain.study.tasks.classification import classifier
-from ordain.study.tasks.task import Load, Problem, Request, seeded
+from ordain.study.tasks.task import Problem, Request, seeded
 
 __all__ = ["logistic_regression", "standardise"]
 
 
 def logistic_regression(
-    data: str, *, scale: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None, notes: tuple[str, ...] = ()
-) -> Load:
+    request: Request,
+    *,
+    data: str,
+    scale: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Problem:
     """Softmax regression on a data set of numbers; bytes are scaled to [0, 1]."""
-
-    def make(request: Request) -> Problem:
-        splits = load(data, request.folder, verify=request.verify)
-        features = int(np.prod(np.shape(splits.train.x)[1:]))
-        build = seeded(partial(nn.Linear, features, int(np.max(splits.train.y)) + 1))
-        return classifier(splits, build, encode=_rows, scale=scale, limit=request.limit, notes=notes)
-
-    return make
+    splits = load(data, request.folder, verify=request.verify)
+    features = int(np.prod(np.shape(splits.train.x)[1:]))
+    build = seeded(partial(nn.Linear, features, int(np.max(splits.train.y)) + 1))
+    return classifier(splits, build, encode=_rows, scale=scale, limit=request.limit, notes=notes)
 
 
 def _rows(x: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 from ordain.errors import InputError
 from ordain.study.data import bert_vocabulary, load
 from ordain.study.tasks.classification import classifier
-from ordain.study.tasks.pretrained import find_weights
-from ordain.study.tasks.task import Load, Problem, Request, seeded
+from ordain.study.tasks.task import Problem, Request, seeded
 
-__all__ = ["bert_on"]
+__all__ = ["bert", "settled"]
 
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
@@ -30,33 +30,32 @@ _TINY = {
     "type_vocab_size": 2,
 }
 _FOLDER = "bert-tiny"  # in the data folder
+_FILES = ("config.json", "model.safetensors")  # pickled weights are never loaded, and so never downloaded
+_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_SHOWN = 12  # letters of a commit
 
 
-def bert_on(data: str) -> Load:
+def bert(request: Request, *, data: str) -> Problem:
     """Two layers of BERT with a classifier of two classes."""
-
-    def make(request: Request) -> Problem:
-        words = bert_vocabulary(request.folder, verify=request.verify)
-        own = request.folder / _FOLDER
-        asked = request.weights or (own if own.is_dir() else None)
-        shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
-        notes = (
-            f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
-            f"{version('transformers')}.",
-            f"No dropout; at most {LENGTH} word pieces, padded.",
-        )
-        splits = load(data, request.folder, verify=request.verify)
-        return classifier(
-            replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
-            seeded(partial(_model, shape, tensors, len(words))),
-            encode=partial(_encode, words),
-            forward=_logits,
-            limit=request.limit,
-            chunk=256,
-            notes=notes,
-        )
-
-    return make
+    words = bert_vocabulary(request.folder, verify=request.verify)
+    own = request.folder / _FOLDER
+    asked = request.weights or (own if own.is_dir() else None)
+    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
+    notes = (
+        f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
+        f"{version('transformers')}.",
+        f"No dropout; at most {LENGTH} word pieces, padded.",
+    )
+    splits = load(data, request.folder, verify=request.verify)
+    return classifier(
+        replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
+        seeded(partial(_model, shape, tensors, len(words))),
+        encode=partial(_encode, words),
+        forward=_logits,
+        limit=request.limit,
+        chunk=256,
+        notes=notes,
+    )
 
 
 def _encode(words: tuple[str, ...], texts: Any) -> Tensor:
@@ -98,7 +97,7 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
     """The shape and the first layers of a BERT, and their origin."""
     from safetensors.torch import load_file
 
-    folder, name = find_weights(asked)
+    folder, name = _find_weights(asked)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     needed = {key: config.get(key) for key in (*_TINY, "num_hidden_layers", "vocab_size")}
     whole = all(isinstance(value, int) for value in needed.values())
@@ -121,3 +120,54 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
         )
     pooler = "" if any(key.startswith("pooler.") for key in tensors) else ", its pooler random"
     return shape, tensors, f"{name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"
+
+
+def settled(asked: str) -> str:
+    """``asked`` independently of the current folder: a folder by its full path, a model by its name."""
+    return str(Path(asked).resolve()) if Path(asked).is_dir() or not _HUB.fullmatch(asked) else asked
+
+
+def _find_weights(asked: str | Path) -> tuple[Path, str]:
+    """A folder with ``config.json`` and ``model.safetensors``, and its name in reports.
+
+    ``asked`` is the folder itself, or ``"owner/name"`` or ``"owner/name@revision"`` of a model on the hub. A model that
+    was downloaded before is found without a network.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached; or a file is missing.
+    """
+    folder, name = Path(asked), Path(asked).name
+    if not folder.is_dir():
+        found = _HUB.fullmatch(asked) if isinstance(asked, str) else None
+        if found is None:
+            raise InputError(
+                f"--weights {asked}, which is no folder",
+                expected="a folder with config.json and model.safetensors, or owner/name of a model on the hub",
+                remedy="Check the path, or leave it out for random weights.",
+            )
+        folder = _download(found["repo"], found["revision"])
+        name = f"{found['repo']} at {folder.name[:_SHOWN]} of the Hugging Face hub"
+    for file in _FILES:
+        if not (folder / file).is_file():
+            raise InputError(
+                f"{folder} without {file}",
+                expected="config.json and model.safetensors of a BERT",
+                remedy="Save the model with save_pretrained(); pickled weights are never loaded.",
+            )
+    return folder, name
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    """Download to the cache of the hub, where a folder is named after its commit."""
+    from huggingface_hub import snapshot_download  # transformers, which builds the model, depends on it
+
+    try:
+        # Only public models: no token of the user is sent.
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_FILES), token=False))
+    except Exception as error:  # of the hub, of HTTP or of the system
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"--weights {repo}: it is no folder here, and the hub did not give it ({why[:200]})",
+            expected="a model that is public and a hub that can be reached, or a folder",
+            remedy="Check the name and the network, or fetch config.json and model.safetensors by hand into a folder.",
+        ) from error

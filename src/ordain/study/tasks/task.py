@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 
-__all__ = ["Defaults", "Load", "Problem", "Request", "Task", "seeded"]
+__all__ = ["Defaults", "Problem", "Request", "Task", "seeded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,8 @@ class Request:
 
     folder: Path  # of all data sets
     limit: int | None = None  # use at most this many examples of each set
-    weights: str | Path | None = None  # a folder or a model of the hub: see pretrained.py
+    weights: str | Path | None = None  # a folder or a model of the hub: see sentences.py
     verify: bool = True  # compare the data with the publishers' checksums and counts
-
-
-Load = Callable[[Request], Problem]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ class Task:
     parameters: int  # d, the length of a gradient
     seconds_per_epoch: float  # of random reshuffling on one thread, evaluation included; measured once, rough
     defaults: Defaults
-    make: Load
+    make: Callable[[Request], Problem]
     takes_weights: bool = False  # can start from pretrained weights
 
     def load(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ordain.study.tasks.images import lenet_on_cifar10
 from ordain.study.tasks.language import lstm_on_wikitext2
 from ordain.study.tasks.logistic_regression import logistic_regression, standardise
-from ordain.study.tasks.sentences import bert_on
+from ordain.study.tasks.sentences import bert
 from ordain.study.tasks.task import Defaults, Task
 
 __all__ = ["TASKS"]
@@ -19,8 +20,10 @@ _PIXELS = {"examples": 54_000, "parameters": 7_850, "seconds_per_epoch": 0.5}
 
 
 def _logistic(name: str, on: str, **fields: Any) -> Task:
-    common: dict[str, Any] = {"model": "logistic regression", "defaults": _TABLE, "make": logistic_regression(name)}
-    return Task(name=name, title=f"Logistic regression on {on}", data=name, **common | fields)
+    common: dict[str, Any] = {"defaults": _TABLE, "make": partial(logistic_regression, data=name)}
+    return Task(
+        name=name, title=f"Logistic regression on {on}", data=name, model="logistic regression", **common | fields
+    )
 
 
 def _bert(name: str, *, on: str, examples: int, seconds_per_epoch: float, batch_size: int) -> Task:
@@ -33,7 +36,7 @@ def _bert(name: str, *, on: str, examples: int, seconds_per_epoch: float, batch_
         parameters=4_386_178,
         seconds_per_epoch=seconds_per_epoch,
         defaults=Defaults(batch_size=batch_size, rates=_GLUE_RATES, epochs=10, weight_decay=0.01),
-        make=bert_on(name),
+        make=partial(bert, data=name),
         takes_weights=True,
     )
 
@@ -90,7 +93,7 @@ TASKS: dict[str, Task] = {
             examples=464_810,
             parameters=385,
             seconds_per_epoch=3,
-            make=logistic_regression("covtype", scale=standardise, notes=(_COVTYPE_NOTE,)),
+            make=partial(logistic_regression, data="covtype", scale=standardise, notes=(_COVTYPE_NOTE,)),
         ),
     )
 }

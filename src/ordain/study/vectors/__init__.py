@@ -11,14 +11,14 @@ from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.progress import Report
-from ordain.study.vectors import balancing_rules, convergence_rates, rank_study, statement1, toy_herding
+from ordain.study.vectors import balancing_rules, convergence_rates, rank_simulation, statement1, toy_herding
 from ordain.study.vectors.vector_study import Study
 
 __all__ = ["STUDIES", "Study", "run_study"]
 
 STUDIES: dict[str, Study[Any]] = {
     module.STUDY.name: module.STUDY
-    for module in (toy_herding, balancing_rules, statement1, convergence_rates, rank_study)
+    for module in (toy_herding, balancing_rules, statement1, convergence_rates, rank_simulation)
 }
 
 

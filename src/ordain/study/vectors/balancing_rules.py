@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ordain import Deterministic, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import BalancingFailedError
-from ordain.study.vectors.power_laws import mean_and_error, spread
+from ordain.study.vectors.estimates import estimate
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "BalancingRules"]
@@ -117,11 +117,11 @@ def _tabulate(config: BalancingRules, records: list[Record]) -> Table:
     rows: list[tuple[str, ...]] = []
     for d, (norm, norm_label) in product(config.dims, _NORMS.items()):
         start = {record["seed"]: record[norm][0] for record in where(records, d=d)}
-        before = spread(*mean_and_error(list(start.values()) or [math.nan]))
+        before = f"{estimate(list(start.values()) or [math.nan]):.3g}"
         for balancer, label in _labels(config).items():
             values = _values(config, records, d, balancer, norm)
             if len(values):
-                first, last = (spread(*mean_and_error(values[:, at])) for at in (1, -1))
+                first, last = (f"{estimate(values[:, at]):.3g}" for at in (1, -1))
                 rows.append((f"{d:,}", norm_label, label, before, first, last))
     return ("d", "norm", "balancing", "random order", "1 round", f"{config.rounds} rounds"), rows
 

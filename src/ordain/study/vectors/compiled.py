@@ -106,23 +106,20 @@ def signs_by_steps(
 
 
 @_compiled()
-def slope_at(kind: int, low: float, high: float, x: float) -> float:
-    """h'(x) of one coordinate with curvatures between ``low`` and ``high``: see ``objectives.py``."""
+def mean_gradient(kind: int, low: Floats, high: Floats, w: Floats) -> Floats:
+    """Grad h(w) for curvatures between ``low`` and ``high`` ``[d]``: see ``objectives.py``."""
     if kind == QUADRATIC:
-        return low * x
+        return low * w
     if kind == KINKED:
-        return (high if x < 0.0 else low) * x
-    return 2.0 * x + 3.0 * math.sin(2.0 * x)
+        return np.where(w < 0.0, high, low) * w
+    return 2.0 * w + 3.0 * np.sin(2.0 * w)
 
 
 @_compiled()
 def sgd_epoch(
     kind: int, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
 ) -> None:
-    """SGD over f_i(w) = sum_j h_j(w_j) - <b_i, w> in the order ``sigma``: moves ``w [d]``, fills ``out [n, d]``."""
+    """SGD over f_i(w) = h(w) - <b_i, w> in the order ``sigma``: updates ``w [d]`` and fills ``out [n, d]``."""
     for t in range(len(sigma)):
-        i = sigma[t]
-        for j in range(len(w)):
-            out[t, j] = slope_at(kind, low[j], high[j], w[j]) - b[i, j]
-        for j in range(len(w)):
-            w[j] -= alpha * out[t, j]
+        out[t] = mean_gradient(kind, low, high, w) - b[sigma[t]]
+        w -= alpha * out[t]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ordain import theory
 from ordain.orders import ORDERS
+from ordain.study.vectors.estimates import Estimate, slope
 from ordain.study.vectors.objectives import LABELS
-from ordain.study.vectors.power_laws import Slope, slope
 from ordain.study.vectors.vector_study import Figures, Record, Table, where
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Curve:
     places: list[int]
 
     @property
-    def slope(self) -> Slope | None:
+    def slope(self) -> Estimate | None:
         return slope(self.at, self.values) if len(self.at) > 1 else None
 
 
@@ -145,7 +145,7 @@ def tabulate(config: Any, records: list[Record]) -> Table:
             for metric, (axis, place) in product(_METRICS, _AXES.items()):
                 fitted = _curve(records, config, name, order, metric, axis).slope
                 paper = f" ({_PAPER[metric][order][place]})" if order in _PAPER[metric] else ""
-                cells.append(f"{fitted or '-'}{paper}")
+                cells.append(f"{fitted:.2f}{paper}" if fitted else f"-{paper}")
             last = config.epochs[-1]
             reached = _at_theorem(of, "gap")[:, of[0]["epochs"].index(last)].mean()
             cells.append(f"{reached / _tuned(of, config, 'gap', last)[0].mean():.3g}")
@@ -160,7 +160,7 @@ def _metric_of(problem: str) -> str:
     return "gradient" if problem == _NOISY else "gap"
 
 
-def n_exponents(config: Any, records: list[Record]) -> dict[str, dict[str, Slope | None]]:
+def n_exponents(config: Any, records: list[Record]) -> dict[str, dict[str, Estimate | None]]:
     """By problem and order: the power of n with which the error falls."""
     return {
         name: {order: _curve(records, config, name, order, _metric_of(name), "n").slope for order in config.orders}
@@ -196,7 +196,7 @@ def _say_exponents(config: Any, records: list[Record], name: str, found: dict[st
         fitted = {axis: fit for axis, fit in fits.items() if fit}  # none where only one point has all seeds
         if fitted:
             paper = ", ".join(_PAPER[metric][order][_AXES[axis]] for axis in fitted)
-            parts.append(f"{' '.join(f'{axis}^({fit})' for axis, fit in fitted.items())} for {label} ({paper})")
+            parts.append(f"{' '.join(f'{axis}^({fit:.2f})' for axis, fit in fitted.items())} for {label} ({paper})")
     falls = f"{words} falls like {' and '.join(parts)}; " if parts else ""
     error = {order: _tuned(of, config, metric, last)[0].mean() for order, of in found.items()}
     return (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ordain.study.vectors.power_laws import mean_and_error, spread
+from ordain.study.vectors.estimates import estimate
 from ordain.study.vectors.rank_traffic import DIGITS, MODELS, payload
 from ordain.study.vectors.vector_study import Figures, Record, Table, where
 
@@ -127,7 +127,7 @@ def tabulate(config: Any, records: list[Record]) -> Table:
                 _LINES[method, way["paired"]][0] + (f", sketch {sketch}" if sketch else ""),
                 "any" if method in _SAME else str(way["world"]),
                 str(each),
-                *(spread(*mean_and_error(one)) if one else "-" for one in found),
+                *(f"{estimate(one):.3g}" if one else "-" for one in found),
                 f"{payload(DIGITS, method, each=each, sketch=sketch or None):,}",
             )
         )

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
-from ordain.study.vectors.power_laws import Slope, slope, spread
+from ordain.study.vectors.estimates import Estimate, slope
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "Statement1"]
+
+Floats = NDArray[np.float64]
 
 _LABELS = {
     "random": "random",
@@ -52,7 +54,9 @@ def _measure(config: Statement1, point: Point) -> dict[str, Any]:
     return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
 
 
-def _grid(config: Statement1, records: list[Record], order: str) -> tuple[list[int], NDArray[np.float64], Slope | None]:
+def _grid(
+    config: Statement1, records: list[Record], order: str
+) -> tuple[list[int], NDArray[np.float64], Estimate | None]:
     """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
     at = [n for n in config.sizes if len(where(records, n=n)) == config.seeds]
     values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
@@ -68,7 +72,7 @@ def _draw(config: Statement1, records: list[Record]) -> Figures:
     for position, (order, label) in enumerate(_LABELS.items()):
         at, values, fitted = _grid(config, records, order)
         if at:
-            text = label if fitted is None else f"{label}: slope {spread(fitted.mean, None, '.2f')}"
+            text = label if fitted is None else f"{label}: slope {fitted._replace(error=None):.2f}"
             plot_seeds(axes, at, values, text, position, alpha=0.12, every=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -90,7 +94,7 @@ def _tabulate(config: Statement1, records: list[Record]) -> Table:
         at, values, fitted = _grid(config, records, order)
         if at:
             ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
-            rows.append((label, *ends, str(fitted or "-"), _EXPECTED.get(order, "-")))
+            rows.append((label, *ends, f"{fitted:.2f}" if fitted else "-", _EXPECTED.get(order, "-")))
     shown = _grid(config, records, "random")[0] or [0]
     return ("order", f"n = {shown[0]:,}", f"n = {shown[-1]:,}", "fitted exponent of n", "Statement 1, Theorem 2"), rows
 
@@ -101,12 +105,12 @@ def _say(config: Statement1, records: list[Record]) -> list[str]:
         return ["Too few sizes have been measured with every seed to fit an exponent."]
     at = _grid(config, records, "random")[0]
     return [
-        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']}) for the greedy "
-        f"algorithm of the proof, n^({fits['random']}) for random orders and n^({fits['herding-10']}) "
+        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']:.2f}) for the greedy "
+        f"algorithm of the proof, n^({fits['random']:.2f}) for random orders and n^({fits['herding-10']:.2f}) "
         "for ten rounds of herding.",
         "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy alternates "
-        f"between them, and its exponent is {fits['greedy-centred']}: as an example against Algorithm 1 as printed, "
-        "these vectors do not serve.",
+        f"between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against Algorithm 1 as "
+        "printed, these vectors do not serve.",
     ]
 
 

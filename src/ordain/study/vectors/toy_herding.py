@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
-from ordain.study.vectors.power_laws import mean_and_error, spread
+from ordain.study.vectors.estimates import estimate
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
 __all__ = ["STUDY", "ToyHerding"]
@@ -82,7 +82,7 @@ def _tabulate(config: ToyHerding, records: list[Record]) -> Table:
     l2, linf = (_by_seed(records, norm) for norm in ("l2", "linf"))
     for order, label in _LABELS.items():
         if l2[order]:
-            longest, largest = (spread(*mean_and_error(list(norm[order].values()))) for norm in (l2, linf))
+            longest, largest = (f"{estimate(list(norm[order].values())):.3g}" for norm in (l2, linf))
             both = sorted(l2["random"].keys() & l2[order].keys())
             means = [np.mean([l2[name][seed] for seed in both]) for name in ("random", order)] if both else []
             rows.append((label, longest, f"{means[0] / means[1]:.1f}x" if means else "-", largest))
