@@ -19,8 +19,7 @@ from ordain.errors import InputError
 from ordain.study import cli
 from ordain.study.tasks import TASKS
 from ordain.study.tasks.images import lenet
-from ordain.study.vectors.rank_simulation import METHODS, Sharing, simulate, sketched
-from ordain.study.vectors.rank_study import vectors
+from ordain.study.vectors.rank_simulation import METHODS, Sharing, simulate, sketched, vectors
 from ordain.study.vectors.rank_traffic import DIGITS, MODELS, Layer, payload
 
 Order = list[int]

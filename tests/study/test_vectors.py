@@ -20,7 +20,7 @@ from ordain import herding, reference
 from ordain.errors import InputError, StateError
 from ordain.study.lock import only_one
 from ordain.study.style import png, style
-from ordain.study.vectors import STUDIES, compiled, power_laws, run_study, statement1, toy_herding
+from ordain.study.vectors import STUDIES, compiled, estimates, run_study, statement1, toy_herding
 
 
 def quiet(done: int, total: int) -> None:
@@ -147,18 +147,18 @@ def test_naming_the_studies_imports_nothing_slow() -> None:
 
 def test_slopes_of_power_laws() -> None:
     x, rng = [8.0, 16.0, 32.0, 64.0], np.random.default_rng(0)
-    exact = power_laws.slope(x, [[3 * v**-1.5 for v in x], [7 * v**-1.5 for v in x]])
+    exact = estimates.slope(x, [[3 * v**-1.5 for v in x], [7 * v**-1.5 for v in x]])
     assert exact.mean == pytest.approx(-1.5)
     assert exact.error == pytest.approx(0, abs=1e-12)
     noisy = np.array(x) ** -2 * np.exp(rng.normal(scale=0.3, size=(400, 4)))
-    found = power_laws.slope(x, noisy)
+    found = estimates.slope(x, noisy)
     assert found.error is not None
     assert abs(found.mean + 2) < 4 * found.error
     # The error of one slope is 0.3 / |log x - mean|, and that of their mean is 20 times smaller.
     spread = np.log(x) - np.log(x).mean()
     assert found.error == pytest.approx(0.3 / math.sqrt(spread @ spread) / 20, rel=0.15)
-    assert str(power_laws.slope(x, [[1.0] * 4])) == "0.00"
-    assert power_laws.spread(-0.001, 0.2, ".2f") == "0.00 ± 0.20"
+    assert f"{estimates.slope(x, [[1.0] * 4]):.2f}" == "0.00"
+    assert f"{estimates.Estimate(-0.001, 0.2):.2f}" == "0.00 ± 0.20"
 
 
 def test_longest_prefixes() -> None:

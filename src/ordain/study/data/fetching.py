@@ -42,15 +42,16 @@ def fetch(name: str, folder: Path, *, reporting: Callable[[str], AbstractContext
     if not entry.files:
         raise InputError(f"{name}", expected="a data set with files", remedy=f"Nothing to fetch: {entry.by_hand}")
     where, paths = find(entry, folder)
-    if len(paths) == len(entry.files):
-        _verify(entry, folder)
-        return where
-    where = folder / entry.folders[0]
-    where.mkdir(parents=True, exist_ok=True)
-    new = [path for item in entry.downloads for path in _get(entry, item, where, reporting)]
+    new: list[Path] = []
+    if len(paths) < len(entry.files):
+        where = folder / entry.folders[0]
+        where.mkdir(parents=True, exist_ok=True)
+        new = [path for item in entry.downloads for path in _get(entry, item, where, reporting)]
     try:
-        _verify(entry, folder)
+        bert_vocabulary(folder) if entry.read is None else load(name, folder)
     except InputError as error:
+        if not new:
+            raise
         for path in new:  # files without a published checksum are checked here for the first time
             path.unlink()
         raise FetchError(
@@ -59,13 +60,6 @@ def fetch(name: str, folder: Path, *, reporting: Callable[[str], AbstractContext
             remedy=f"{_AGAIN} later, or download the files by hand.",
         ) from None
     return where
-
-
-def _verify(entry: Dataset, folder: Path) -> None:
-    if entry.read is None:
-        bert_vocabulary(folder)
-    else:
-        load(entry.name, folder)
 
 
 def _get(
