@@ -17,9 +17,9 @@ from ordain.errors import InputError
 from ordain.study.commands.tasks import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split
 from ordain.study.tasks.language import sequences
-from ordain.study.tasks.sentences import settled
 from ordain.study.vectors import STUDIES
 
 BERTS = ("sst2", "qnli")

@@ -95,7 +95,7 @@ def run(
     from ordain.study.runs.display import displaying
     from ordain.study.runs.runner import run as run_all
     from ordain.study.tasks import TASKS
-    from ordain.study.tasks.sentences import settled
+    from ordain.study.tasks.bert import settled
     from ordain.study.vectors import STUDIES, run_study
 
     folder = out or Path("runs") / name

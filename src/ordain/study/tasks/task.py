@@ -51,7 +51,7 @@ class Request:
 
     folder: Path  # of all data sets
     limit: int | None = None  # use at most this many examples of each set
-    weights: str | Path | None = None  # a folder or a model of the hub: see sentences.py
+    weights: str | Path | None = None  # a folder or a model of the hub: see bert.py
     verify: bool = True  # compare the data with the publishers' checksums and counts
 
 

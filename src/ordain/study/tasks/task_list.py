@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ordain.study.tasks.bert import bert
 from ordain.study.tasks.images import lenet_on_cifar10
 from ordain.study.tasks.language import lstm_on_wikitext2
 from ordain.study.tasks.logistic_regression import logistic_regression, standardise
-from ordain.study.tasks.sentences import bert
 from ordain.study.tasks.task import Defaults, Task
 
 __all__ = ["TASKS"]
