@@ -248,10 +248,10 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monkey
         result = call("run", "sst2", *words)
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert "--weights someone/tiny: it is no folder here" in said
+    assert "--weights someone/tiny: not a folder, and the hub did not provide it" in said
     assert "into a folder" in said
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match="which is no folder"):
+    with pytest.raises(InputError, match="which is not a folder"):
         TASKS["sst2"].load(tmp_path / "data", weights="../no/such", verify=False)
 
 

@@ -132,7 +132,9 @@ def test_a_damaged_record_is_named(line: str, folders: dict[str, Path], tmp_path
         (tmp_path / name).write_bytes((folders["statement1"] / name).read_bytes())
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(InputError, match=rf"records.jsonl: line {len(read(folders['statement1'])) + 1} is no record"):
+    with pytest.raises(
+        InputError, match=rf"records.jsonl: line {len(read(folders['statement1'])) + 1} is not a record"
+    ):
         run_study("statement1", tmp_path, quick=True, report=quiet)
 
 

@@ -93,9 +93,10 @@ def download(item: Download, target: Path, *, report: Report) -> None:
     by_hand = f"download the file by hand and save it as {target}."
     try:
         store.fetch(target.name, downloader=lambda url, temporary, _: _transfer(item, Path(temporary), report))
+        target.chmod(0o644)  # a data folder may be shared; pooch creates files that only their owner can read
     except requests.RequestException as error:
         raise FetchError(
-            f"no whole file from {item.url} ({error})",
+            f"no whole file from {item.url} ({_root(error)})",
             expected="a connection that lasts",
             remedy=f"{_AGAIN} later, or {by_hand}",
         ) from None
@@ -111,6 +112,11 @@ def download(item: Download, target: Path, *, report: Report) -> None:
             expected=f"space for up to {item.limit:,} bytes",
             remedy="Free some space, or choose another folder with --data-dir.",
         ) from None
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first of a chain of errors, which says in few words what happened."""
+    return _root(error.__context__) if error.__context__ else error
 
 
 def _transfer(item: Download, temporary: Path, report: Report) -> None:

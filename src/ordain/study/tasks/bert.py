@@ -141,7 +141,7 @@ def _find_weights(asked: str | Path) -> tuple[Path, str]:
         found = _HUB.fullmatch(asked) if isinstance(asked, str) else None
         if found is None:
             raise InputError(
-                f"--weights {asked}, which is no folder",
+                f"--weights {asked}, which is not a folder",
                 expected="a folder with config.json and model.safetensors, or owner/name of a model on the hub",
                 remedy="Check the path, or leave it out for random weights.",
             )
@@ -167,7 +167,7 @@ def _download(repo: str, revision: str | None) -> Path:
     except Exception as error:  # of the hub, of HTTP or of the system
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(
-            f"--weights {repo}: it is no folder here, and the hub did not give it ({why[:200]})",
-            expected="a model that is public and a hub that can be reached, or a folder",
-            remedy="Check the name and the network, or fetch config.json and model.safetensors by hand into a folder.",
+            f"--weights {repo}: not a folder, and the hub did not provide it ({why[:200]})",
+            expected="a public model and a connection to the hub, or a folder",
+            remedy="Check the name and the network, or download both files by hand into a folder.",
         ) from error

@@ -126,7 +126,7 @@ class Study(Generic[Config]):
                 remedy="Choose another folder, or remove this one.",
             )
         if not isinstance(head.get("commands", []), list):
-            raise _damaged(folder / "config.json", "commands that are no list")
+            raise _damaged(folder / "config.json", "commands that are not a list")
         path = folder / "records.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -179,7 +179,7 @@ def _read(folder: Path) -> list[Record]:
                 raise ValueError("not an object")
             records.append(record)
     except ValueError as error:
-        raise _damaged(path, f"line {len(records) + 1} is no record ({str(error)[:80]!a})") from error
+        raise _damaged(path, f"line {len(records) + 1} is not a record ({str(error)[:80]!a})") from error
     return records
 
 
