@@ -15,11 +15,11 @@ from ordain.orders import ORDERS
 from ordain.study.files import write_bytes
 from ordain.study.prefix import Curve, draw_prefixes
 from ordain.study.report import write_content
-from ordain.study.report.content import Content, Section
+from ordain.study.report.arm_rows import rows
 from ordain.study.report.curves import draw_curves
-from ordain.study.report.figures import draw
-from ordain.study.report.rows import rows
-from ordain.study.report.training import training_content
+from ordain.study.report.page_content import Content, Section
+from ordain.study.report.training_content import training_content
+from ordain.study.report.training_figures import draw
 from ordain.study.report.views import TRAIN, views
 from ordain.study.runs.arms import BASELINE, RETRAIN
 from ordain.study.runs.config import RunConfig
@@ -28,8 +28,6 @@ from ordain.study.runs.runner import Report, run
 from ordain.study.style import LEGEND, png, style
 from ordain.study.tasks import TASKS
 from ordain.study.vectors import STUDIES
-
-__all__ = ["RATE", "demo_config", "write_demo"]
 
 RATE = 0.3  # one for all, not the best of any of them
 _TRAINING, _TOY = "digits", "toy-herding"
@@ -101,8 +99,8 @@ def write_demo(
 def _spread_said(trained: Run) -> list[str]:
     """How far seeds are apart, beside how far orders are; nothing of a single seed."""
     table = {row.name: row.train for row in rows(views(trained)[0])}
-    means = [mean for mean, _ in table.values() if mean is not None]
-    _, sd = table[BASELINE]
+    means = [train.mean for train in table.values() if train.mean is not None]
+    sd = table[BASELINE].sd
     if sd is None:
         return []
     return [
@@ -138,7 +136,7 @@ def _summary(trained: Run, curves: Mapping[str, Curve]) -> Figure:
     view = views(trained)[0]
     looks = {name: style(position) for position, name in enumerate(_README)}
     few = replace(view, entries={name: view.entries[name] for name in _README})
-    draw_curves(left, few, looks, get=TRAIN.get)
+    draw_curves(left, few, looks, column=TRAIN.column)
     left.set_ylabel("train loss (cross-entropy, nats)")
     left.set_title("Logistic regression on digits: train loss")
     left.legend(**LEGEND)

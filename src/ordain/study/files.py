@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 
-from ordain._files import replacing
 from ordain.errors import InputError
-
-__all__ = ["read_vectors", "replacing", "write_bytes"]
 
 
 def read_vectors(path: Path) -> NDArray[Any]:
@@ -44,3 +45,25 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, whole or not at all."""
     with replacing(path) as file:
         file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` only when the block ends without an error.
+
+    Open it before long work: a folder that cannot be written is then found at once. A process that is killed
+    leaves ``path`` as it was, and ``.NAME.*.tmp`` beside it.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(2, "No such folder", str(path.parent))
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine", "provenance", "revision", "versions"]
-
 _PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
 
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ordain.study.style import LEGEND, finish, style
 
-__all__ = ["draw_prefixes", "prefix_figure", "thin"]
-
 Curve = tuple[Sequence[int], Sequence[float]]  # how many vectors, the norm of their sum
 _POINTS = 600  # of a curve: as many as a figure can show
 

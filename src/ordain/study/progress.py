@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-__all__ = ["Report", "reporting"]
-
 Report = Callable[[int, int], None]  # (done, in all)
 
 

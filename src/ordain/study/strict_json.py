@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["alike", "loads", "read_text"]
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ordain.errors import InputError
 
 _DIGITS = 19  # of a whole number: what fits 64 bits
 _MOST_BYTES = 1 << 28
 _MOST_ITEMS = 1000
+REMEDY = "Delete or mend the file, and run again."
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, decompressed if its name ends in ``.xz``; ValueError if it is too large to be ours."""
+    try:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+            content: bytes = file.read(_MOST_BYTES + 1)
+    except (EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"no whole xz file ({error})") from error
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+    return content
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; ValueError if it is too large to be one of ours, or no UTF-8."""
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
-    return path.read_text(encoding="utf-8")
+    """The same as text; ValueError if it is no UTF-8."""
+    return read_bytes(path).decode()
+
+
+def validated(kind: Any, content: bytes, where: str, *, remedy: str = REMEDY) -> Any:
+    """The JSON value of ``content`` as a ``kind``, a type that pydantic knows; ``where`` is what errors call it."""
+    try:
+        return _adapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        raise InputError(f"{where}, which is not JSON", expected="one JSON object", remedy=remedy)
+    name = ".".join(str(part) for part in first["loc"] if part not in ("start", "epoch", "end"))
+    if first["type"] in ("missing", "missing_argument"):
+        raise InputError(f"no {first['loc'][-1]!r} at {where}", expected=f"a field {name!r}", remedy=remedy)
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    expected = first["msg"].removeprefix("Input should be ")
+    raise InputError(f"{name + ' = ' if name else ''}{shown} at {where}", expected=expected, remedy=remedy)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def loads(text: str) -> Any:

@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-__all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "style", "svg"]
-
 # Okabe and Ito's palette without yellow, which is too pale for lines on white; black is the baseline's alone.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))

@@ -1,14 +1,15 @@
-"""A folder of runs, each read when it is asked for."""
+"""A folder of runs, each read when it is asked for; a claim, and what was found about it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ordain.study.report.views import Entry, View, views
 from ordain.study.runs.records import Run, read_run
 
-__all__ = ["Evidence"]
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,40 @@ class Evidence:
         view = self.at_rr(name)
         return view.shown.get(arm) if view else None
 
-    def figure(self, name: str, *files: str) -> str | None:
-        """The first of a report's figures that is there, as a path in the folder."""
-        return next((path for file in files if (self.folder / (path := f"{name}/report/{file}.png")).is_file()), None)
+    def figure(self, name: str, file: str) -> str | None:
+        """A figure of a report that is there, as a path in the folder."""
+        path = f"{name}/report/{file}.png"
+        return path if (self.folder / path).is_file() else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict, what was measured in sentences, and a figure's file in the folder of runs."""
+
+    verdict: str
+    measured: tuple[str, ...]
+    figure: str | None = None
+
+
+NOT_RUN = Finding(OPEN, ("Not run.",))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, and how to find out."""
+
+    title: str
+    paper: str
+    find: Callable[[Evidence], Finding]
+
+
+def together(votes: Iterable[bool | None]) -> str:
+    """One vote against is enough; without one, all must be for it. None is a vote that could be luck.
+
+    >>> together([True, True]), together([True, None]), together([True, False]), together([])
+    ('holds', 'cannot tell', 'does not hold', 'cannot tell')
+    """
+    cast = list(votes)
+    if any(vote is False for vote in cast):
+        return FAILS
+    return HOLDS if cast and all(cast) else OPEN

@@ -15,14 +15,12 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, N
 
 from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
+from ordain.study.report.arm_rows import reached
 from ordain.study.report.curves import FONTS
 from ordain.study.report.statistics import Comparison, compare
-from ordain.study.report.views import TRAIN
 from ordain.study.runs.arms import BASELINE
-from ordain.study.runs.records import DONE, Job, Run
+from ordain.study.runs.records import Run, select
 from ordain.study.style import LEGEND, finish, style
-
-__all__ = ["Gain", "gains", "pays_figure", "tasks_figure"]
 
 _PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
 ARMS = {"grab": 1, "grab-pair": 2}  # and the place of each style
@@ -75,7 +73,7 @@ def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
             continue
         best = view.entries[BASELINE].rate
         for arm in ARMS:
-            for rate in sorted(run.arms[BASELINE].rates):
+            for rate in run.arms[BASELINE].rates:
                 gain = _gain(run, name, arm, rate, best) if arm in run.arms else None
                 if gain is not None:
                     found.append(gain)
@@ -83,44 +81,19 @@ def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
 
 
 def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gain | None:
-    ours, theirs = (
-        {seed: job for seed, job in run.arms[of].rates.get(rate, {}).items() if job.state == DONE}
-        for of in (arm, BASELINE)
-    )
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
+    ours, theirs = (select(run.done, of, rate) for of in (arm, BASELINE))
+    seeds = ours.index.intersection(theirs.index).sort_values()
+    if seeds.empty:
         return None
-    ratios = [_ratios(ours[seed], theirs[seed]) for seed in seeds]
-    loss = compare(*({seed: TRAIN.get(jobs[seed].epochs[-1]) for seed in seeds} for jobs in (ours, theirs)))
-    base = float(np.mean([TRAIN.get(theirs[seed].epochs[-1]) or math.nan for seed in seeds]))
-    return Gain(
-        name,
-        arm,
-        rate,
-        rate == best,
-        tuple(epochs for epochs, _ in ratios),
-        tuple(seconds for _, seconds in ratios if seconds is not None),
-        loss,
-        math.nan if loss.difference is None else loss.difference / base,
-    )
-
-
-def _ratios(ours: Job, theirs: Job) -> tuple[float, float | None]:
-    """RR's epochs and processor seconds until near its lowest training loss, over those of the other; 0 if never."""
-    goal = (1 + _NEAR) * min(epoch.train_loss for epoch in theirs.epochs if epoch.train_loss is not None)
-    mine, rr = _until(ours, goal), _until(theirs, goal)
-    if mine is None or rr is None:
-        return 0.0, None if rr is None or not rr[1] else 0.0
-    return rr[0] / max(mine[0], 1), (rr[1] / mine[1] if rr[1] and mine[1] else None)
-
-
-def _until(job: Job, goal: float) -> tuple[int, float | None] | None:
-    seconds: float | None = 0.0
-    for epoch in job.epochs:
-        seconds = None if seconds is None or epoch.cpu_seconds is None else seconds + epoch.cpu_seconds
-        if epoch.epoch and epoch.train_loss is not None and epoch.train_loss <= goal:
-            return epoch.epoch, seconds
-    return None
+    mine, rr = (select(run.epochs, of, rate) for of in (arm, BASELINE))
+    goal = (1 + _NEAR) * rr.train_loss.groupby("seed").min()[seeds]
+    until, rr_until = (reached(of, goal, seconds="cpu_seconds", first=1) for of in (mine, rr))
+    never = until.epoch.isna()
+    epochs = (rr_until.epoch / until.epoch).fillna(0.0)
+    seconds = (rr_until.seconds / until.seconds).mask(never, 0.0)[rr_until.seconds > 0]
+    loss = compare(ours.train_loss[seeds], theirs.train_loss[seeds])
+    relative = math.nan if loss.difference is None else loss.difference / theirs.train_loss[seeds].mean()
+    return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss, relative)
 
 
 def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:

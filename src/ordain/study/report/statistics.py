@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import t as student
+import pandas as pd
 from scipy.stats import ttest_rel
-
-__all__ = ["CANNOT_TELL", "ENOUGH_SEEDS", "FEW_SEEDS", "HELPS", "LEVEL", "SAME", "WORSE", "Comparison"]
-__all__ += ["compare", "corrected", "holm", "mean", "sd", "verdict"]
 
 LEVEL = 0.01
 ENOUGH_SEEDS = 5
@@ -40,36 +37,28 @@ class Comparison:
     holm: float | None = None
 
 
-def compare(arm: Mapping[int, float | None], baseline: Mapping[int, float | None]) -> Comparison:
-    """Paired over common seeds. A value that is missing or not finite in one of them leaves no comparison:
+def compare(
+    arm: pd.Series | Mapping[int, float | None], baseline: pd.Series | Mapping[int, float | None]
+) -> Comparison:
+    """Values by seed, paired over common seeds. One that is missing or not finite leaves no comparison:
 
-    to drop such a seed would favour the arm that diverged in it.
+    to drop its seed would favour the arm that diverged in it.
     """
-    seeds = tuple(sorted(arm.keys() & baseline.keys()))
-    ours = np.array([_number(arm[seed]) for seed in seeds])
-    theirs = np.array([_number(baseline[seed]) for seed in seeds])
+    both = pd.concat([pd.Series(of, dtype=float) for of in (arm, baseline)], axis=1, join="inner").sort_index()
+    seeds, (ours, theirs) = tuple(map(int, both.index)), both.to_numpy().T
     differences = ours - theirs
     if not seeds or not np.isfinite(differences).all():
         return Comparison(seeds)
     difference = float(differences.mean())
     if len(seeds) < 2 or not differences.any():
         return Comparison(seeds, difference)
-    error = float(differences.std(ddof=1)) / math.sqrt(len(seeds))
-    half = float(student.ppf(1 - LEVEL / 2, len(seeds) - 1)) * error
-    return Comparison(seeds, difference, (difference - half, difference + half), _p(ours, theirs))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _p(
-    ours: np.ndarray[tuple[int], np.dtype[np.float64]], theirs: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> float:
     with warnings.catch_warnings():  # differences that are all alike: p is 0, and the warning says no more
         warnings.simplefilter("ignore")
-        p = float(ttest_rel(ours, theirs).pvalue)
-    return 0.0 if math.isnan(p) else p
+        test = ttest_rel(ours, theirs)
+        interval = test.confidence_interval(1 - LEVEL)
+    if math.isnan(test.pvalue):
+        return Comparison(seeds, difference, (difference, difference), 0.0)
+    return Comparison(seeds, difference, (float(interval.low), float(interval.high)), float(test.pvalue))
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -78,13 +67,9 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
     """
-    tested = sorted((p, place) for place, p in enumerate(ps) if p is not None and not math.isnan(p))
-    found: list[float | None] = [None] * len(ps)
-    largest = 0.0
-    for rank, (p, place) in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p))  # never below that of a smaller p
-        found[place] = largest
-    return found
+    tested = pd.Series(ps, dtype=float).dropna().sort_values(kind="stable")
+    adjusted = (tested * np.arange(len(tested), 0, -1)).clip(upper=1.0).cummax()  # never below that of a smaller p
+    return [float(adjusted[place]) if place in adjusted else None for place in range(len(ps))]
 
 
 def corrected(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
@@ -106,11 +91,6 @@ def verdict(comparison: Comparison, *, lower_is_better: bool = True) -> str:
     return HELPS if (comparison.difference < 0) == lower_is_better else WORSE
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """None of nothing."""
-    return float(np.mean(values)) if values else None
-
-
-def sd(values: Sequence[float]) -> float | None:
-    """The standard deviation over seeds (n - 1); None of fewer than two."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+def number_or_none(value: float) -> float | None:
+    """None where pandas has no finite number: of nothing, of one value's deviation, of what was never reached."""
+    return float(value) if math.isfinite(value) else None

@@ -8,8 +8,6 @@ from typing import Any
 from ordain.errors import InputError
 from ordain.study.runs.job import Job
 
-__all__ = ["Board", "check_installed"]
-
 _SCALARS = ("train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_accuracy", "herding", "stale_fresh")
 
 
@@ -31,8 +29,7 @@ class Board:
     def __init__(self, out: Path, job: Job, *, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = out / "tensorboard" / job.arm / f"lr-{job.lr!r}" / f"seed-{job.seed}"
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first)
+        self._writer: Any = SummaryWriter(str(job.board(out)), purge_step=first)
 
     def add(self, line: dict[str, Any]) -> None:
         """The numbers of an epoch's line."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import json
+from dataclasses import asdict, fields, replace
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError
-
-__all__ = ["Optimizer", "RunConfig", "merged"]
+from ordain.study.strict_json import validated
 
 Protocol = Literal["tuned", "paper"]
 Optimizer = Literal["sgd", "adamw"]
 _GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
 
 
-@dataclass(frozen=True)
+@dataclass(config=ConfigDict(strict=True, extra="forbid"), frozen=True)
 class RunConfig:
     """Everything that records depend on.
 
@@ -68,40 +71,11 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
-        """What :meth:`to_json` gave; ``where`` is what errors call it."""
-        names = {field.name for field in fields(cls)}
-        if isinstance(saved, dict):
-            saved = {"optimizer": "sgd"} | saved  # older runs had no other
-        if not isinstance(saved, dict) or set(saved) != names:
-            differing = sorted(names.symmetric_difference(saved)) if isinstance(saved, dict) else []
-            raise InputError(
-                f"{where} that differs in {', '.join(differing) or 'kind'}",
-                expected="one that this version of ordain has written",
-                remedy="Run into a new folder with --out.",
-            )
-        for name, kind in get_type_hints(cls).items():
-            if not _is(saved[name], kind):
-                raise InputError(
-                    f"{where} with {name} = {saved[name]!r:.60}",
-                    expected="what ordain has written there",
-                    remedy="Mend the file, or run into a new folder with --out.",
-                )
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-        return cls(**values)
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Is a JSON value one of a field's type?"""
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
-        return value in inner
-    if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
-    if inner:  # a union
-        return any(_is(value, one) for one in inner)
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
+        """What :meth:`to_json` gave; ``where`` is what errors call it. Older runs lack what now has a default."""
+        found: RunConfig = validated(
+            cls, json.dumps(saved).encode(), where, remedy="Mend the file, or run into a new folder with --out."
+        )
+        return found
 
 
 def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:

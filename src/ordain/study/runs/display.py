@@ -14,8 +14,6 @@ from rich.progress import Progress as Bars
 from ordain.study.runs.job import Job
 from ordain.study.runs.runner import Progress, Report
 
-__all__ = ["displaying"]
-
 _TRACE_LINES = 4
 
 

@@ -1,24 +1,31 @@
-"""One job: an arm at a rate with a seed, and where its files are."""
+"""One job: an arm at a rate with a seed, where its files are, and which jobs are run when."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
+from pydantic import NonNegativeInt, PositiveFloat, StringConstraints
+from pydantic.dataclasses import dataclass
+
+from ordain.errors import InputError
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline
 from ordain.study.runs.config import RunConfig
+from ordain.study.strict_json import STRICT
 
-__all__ = ["Job", "stages"]
+# A name of a folder, an anchor and a file: nothing else.
+ArmName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9@._+-]{0,63}$")]
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Job:
     """What one worker trains from beginning to end."""
 
-    arm: str
-    lr: float
-    seed: int
+    arm: ArmName
+    lr: PositiveFloat
+    seed: NonNegativeInt
 
     def __str__(self) -> str:
         return f"{self.arm}, lr {self.lr!r}, seed {self.seed}"
@@ -38,9 +45,36 @@ class Job:
         """The order of its last epoch, kept for ``"retrain"``."""
         return self._file(out, "orders", ".npy")
 
+    def board(self, out: Path) -> Path:
+        """What TensorBoard shows of it."""
+        return self._file(out, "tensorboard", "")
+
     def source(self) -> Job:
         """The GraB run whose last order a ``"retrain"`` job keeps."""
         return Job(SOURCE, self.lr, self.seed)
+
+
+def job_of(path: Path) -> Job:
+    """The job whose record is at ``path``."""
+    rate, seed = path.parent.name.removeprefix("lr-"), path.stem.removeprefix("seed-")
+    try:
+        return Job(path.parent.parent.name, float(rate), int(seed))
+    except ValueError:
+        raise InputError(
+            f"{path}",
+            expected="records/<arm>/lr-<rate>/seed-<seed>.jsonl, the arm of small letters, digits and @ . _ + -",
+            remedy="Rename or remove the file.",
+        ) from None
+
+
+def best_rate(losses: Mapping[float, Sequence[float | None]]) -> float | None:
+    """The rate of the lowest mean; a rate with a None (a seed that diverged) is out, and the larger of two equals wins.
+
+    >>> best_rate({0.1: [0.5, None], 0.01: [0.3, 0.2], 0.001: [0.25, 0.25]})
+    0.01
+    """
+    means = {lr: float(np.mean([x for x in of if x is not None])) for lr, of in losses.items() if of and None not in of}
+    return min(means, key=lambda lr: (means[lr], -lr)) if means else None
 
 
 def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job]]:
@@ -59,18 +93,9 @@ def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job
     tuned = _jobs(config, baselines, config.rates)
     if best is None:
         return [tuned]
-    return [
-        tuned,
-        *([_at_best(arm, config, best, seed) for seed in config.seeds for arm in arms] for arms in (others, last)),
-    ]
-
-
-def _at_best(arm: str, config: RunConfig, best: Mapping[str, float], seed: int) -> Job:
-    """At the best rate of the RR that the arm is compared with: the one of the same units, where there is one."""
-    baseline = baseline_of(arm, config.arms)
-    if baseline is None:
-        raise AssertionError(f"{arm} without an RR was let through")
-    return Job(arm, best[baseline], seed)
+    # At the best rate of the RR that an arm is compared with: the one of the same units, where there is one.
+    rates = {arm: best[baseline_of(arm, config.arms) or ""] for arm in (*others, *last)}
+    return [tuned, *([Job(arm, rates[arm], seed) for seed in config.seeds for arm in arms] for arms in (others, last))]
 
 
 def _jobs(config: RunConfig, arms: Sequence[str], rates: Sequence[float]) -> list[Job]:

@@ -11,8 +11,6 @@ from ordain.errors import InputError
 from ordain.gradients import ExactSource
 from ordain.study.tasks import Problem
 
-__all__ = ["check_size", "per_example_gradients", "stale_fresh"]
-
 _MOST_BYTES = 256 * 2**20
 _ROWS = 128
 

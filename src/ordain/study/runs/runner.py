@@ -11,19 +11,15 @@ from ordain.errors import InputError
 from ordain.study.data import data_dir
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
-from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, parse
+from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.folder import FORMAT, check_same, describe, read_config, write_config
-from ordain.study.runs.header import TRAINING
-from ordain.study.runs.job import Job, stages
-from ordain.study.runs.pool import Message, do_here, do_in_processes
-from ordain.study.runs.rates import baseline_rates
+from ordain.study.runs.job import Job, best_rate, stages
+from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
+from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config, write_config
+from ordain.study.runs.team import Message, do_here, do_in_processes
 from ordain.study.runs.worker import Setting, load_problem
-from ordain.study.runs.writer import end_of
 from ordain.study.tasks import TASKS
-
-__all__ = ["Outcome", "Progress", "Report", "check", "run"]
 
 _LARGEST = 1e38  # of a rate: float32 holds little more
 
@@ -91,12 +87,13 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
+        unpack(out)
         whole = (
             merged(RunConfig.from_json(saved["config"], where=f"the configuration in {out / 'config.json'}"), config)
             if saved
             else config
         )
-        before = sum(end_of(job.record(out)) is not None for job in _known(config, out))
+        before = sum(_state(job, out) != UNFINISHED for job in _known(config, out))
         states: dict[Job, str] = {}
         failed: dict[Job, str] = {}
         if saved and not _next(config, out, failed):
@@ -180,7 +177,36 @@ def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
     """The jobs to do now: what is unfinished in the first stage that has any."""
     for stage in _stages(config, out):
-        todo = [job for job in stage if job not in failed and end_of(job.record(out)) is None]
+        todo = [job for job in stage if job not in failed and _state(job, out) == UNFINISHED]
         if todo:
             return todo
     return []
+
+
+def _state(job: Job, out: Path) -> str:
+    return read_record(job.record(out)).state
+
+
+def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
+    """Of each RR (``"rr"``, ``"rr@8"``) the best rate by the validation loss after the last epoch.
+
+    That is the rate that the paper's protocol gives to every other arm of the same units. None as long as a job of
+    one of them is unfinished.
+    """
+    found: dict[str, float] = {}
+    for arm in filter(is_baseline, config.arms):
+        losses: dict[float, list[float | None]] = {lr: [] for lr in config.rates}
+        for job in (Job(arm, lr, seed) for lr in config.rates for seed in config.seeds):
+            record = read_record(job.record(out))
+            if record.end is None:
+                return None
+            losses[job.lr].append(record.epochs[-1].valid_loss if record.state == DONE else None)
+        best = best_rate(losses)
+        if best is None:
+            raise InputError(
+                f"a random reshuffling ({arm}) that diverged at every rate",
+                expected="one rate at which it trains",
+                remedy="Add smaller rates: --lr 0.001.",
+            )
+        found[arm] = best
+    return found

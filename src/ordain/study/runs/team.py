@@ -1,4 +1,7 @@
-"""Worker processes: one, or the ranks that do a job together, seen from the process that starts and ends them."""
+"""Jobs in worker processes, one or several ranks to a job, seen from the process that starts and ends them.
+
+One dies or fails and the others go on; the parent dies and they end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -16,11 +20,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from ordain.study.runs.arms import parse
 from ordain.study.runs.job import Job
-from ordain.study.runs.ranks import Place, joined
+from ordain.study.runs.multi_rank import Place, joined
 from ordain.study.runs.worker import Setting, Worker, limited_threads, load_problem
-
-__all__ = ["Hear", "Message", "Team", "do"]
+from ordain.study.tasks import Problem
 
 _GRACE = 5.0  # seconds in which the other ranks may say what they have to say, once one has failed
 
@@ -195,3 +199,50 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def do_here(jobs: Sequence[Job], setting: Setting, problem: Problem, hear: Hear) -> None:
+    """Jobs in this process; those of several ranks are done by processes of their own, one job after the other."""
+    worker = Worker(setting, problem)
+    with limited_threads(setting.config.threads):
+        for job in jobs:
+            if _size(job) == 1:
+                do(worker, job, hear)
+    together = [job for job in jobs if _size(job) > 1]
+    if together:
+        do_in_processes(together, setting, 1, hear)
+
+
+def do_in_processes(jobs: Sequence[Job], setting: Setting, count: int, hear: Hear) -> None:
+    """``count`` jobs at a time, each in as many processes as it has ranks; leaves none behind, whatever happens."""
+    waiting = deque(jobs)
+    teams: list[Team] = []
+    try:
+        while waiting or teams:
+            while waiting and len(teams) < count:
+                teams.append(Team(setting, _size(waiting[0])))
+                teams[-1].give(waiting.popleft())
+            ready = wait([connection for team in teams for connection in team.connections])
+            for team in teams:
+                for connection in (one for one in team.connections if one in ready):
+                    message = team.hear(connection)
+                    if message is not None:
+                        hear(message)
+            for team in [one for one in teams if one.job is None]:
+                _go_on(team, teams, waiting)
+    finally:
+        for team in teams:
+            team.dismiss(now=team.job is not None)
+
+
+def _go_on(team: Team, teams: list[Team], waiting: deque[Job]) -> None:
+    """Another job for a team that has done its own, or its end: each team has one number of ranks."""
+    if waiting and team.connections and _size(waiting[0]) == team.size:
+        team.give(waiting.popleft())
+    else:
+        team.dismiss(now=False)
+        teams.remove(team)
+
+
+def _size(job: Job) -> int:
+    return parse(job.arm).ranks

@@ -13,13 +13,10 @@ from threadpoolctl import threadpool_limits
 from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
-from ordain.study.runs.loop import epoch_of_steps, make_optimizer
-from ordain.study.runs.meters import Seconds
-from ordain.study.runs.ranks import ALONE, Ranks
-from ordain.study.runs.training import Tell, train
+from ordain.study.runs.loop import Seconds, epoch_of_steps, make_optimizer
+from ordain.study.runs.multi_rank import ALONE, Ranks
+from ordain.study.runs.train_job import Tell, train
 from ordain.study.tasks import TASKS, Problem
-
-__all__ = ["Setting", "Worker", "limited_threads", "load_problem"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ordain.study.files import write_bytes
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
 from ordain.study.progress import Report
+from ordain.study.runs.record_lines import records_file, unpack
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,6 +68,7 @@ class Study(Generic[Config]):
         """Measure what ``folder`` does not have yet; stopped at any moment, it goes on from the next point."""
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder):
+            unpack(folder)
             self._run(config, folder, report, command)
 
     def _run(self, config: Config, folder: Path, report: Report, command: str | None) -> None:
@@ -172,7 +174,7 @@ def _key(record: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def _read(folder: Path) -> list[Record]:
-    path = folder / "records.jsonl"
+    path = records_file(folder)
     if not path.exists():
         return []
     try:

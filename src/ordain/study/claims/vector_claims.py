@@ -1,0 +1,88 @@
+"""Claims on vectors and on small problems: what the vector studies have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ordain.study.claims.evidence import NOT_RUN, Claim, Evidence, Finding, together
+from ordain.study.vectors import STUDIES
+from ordain.study.vectors.rates_shown import n_exponents
+from ordain.study.vectors.study import Record
+
+_ALIKE = 1.1  # times as long a prefix sum is still “similar”
+Votes = Callable[[Any, list[Record]], Iterable[bool | None]]
+
+
+def _study(name: str, figure: str, votes: Votes, evidence: Evidence) -> Finding:
+    """A study's own sentences, and a verdict from its records."""
+    if not evidence.has(name):
+        return NOT_RUN
+    study, folder = STUDIES[name], evidence.folder / name
+    said = study.sentences(folder)
+    return Finding(together(study.shown(votes, folder)), tuple(said), evidence.figure(name, figure))
+
+
+def _shorter(_: Any, records: list[Record]) -> Iterable[bool | None]:
+    """Ten rounds leave less than one, and one less than a random order."""
+    mean = {order: _mean(records, order=order) for order in ("random", "herding-1", "herding-10")}
+    return [mean["herding-10"] < mean["herding-1"] < mean["random"]]
+
+
+def _mean(records: list[Record], **fields: Any) -> float:
+    return float(np.mean([r["l2"] for r in records if all(r[name] == value for name, value in fields.items())]))
+
+
+def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """Of Algorithm 6 with the c it needs, after the last round, in every dimension."""
+    for d in config.dims:
+        ends = {
+            name: np.mean([r["l2"][-1] for r in records if (r["d"], r["balancer"]) == (d, name)])
+            for name in ("deterministic", "walk")
+        }
+        yield bool(ends["walk"] <= _ALIKE * ends["deterministic"])
+
+
+def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """At the largest n: is greedy of the proof worse than random? If Algorithm 1 is not, that leaves it open."""
+    last = [r for r in records if r["n"] == config.sizes[-1]]
+    mean = {order: np.mean([r[order] for r in last]) for order in ("random", "greedy", "greedy-centred")}
+    yield bool(mean["greedy"] > mean["random"])
+    yield True if mean["greedy-centred"] > mean["random"] else None
+
+
+def _rates(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """GraB falls faster in n than RR by more than three standard errors."""
+    for fits in n_exponents(config, records).values():
+        ours, theirs = fits.get("grab"), fits.get("rr")
+        if ours is None or theirs is None or ours.error is None or theirs.error is None:
+            yield None
+        else:
+            yield theirs.mean - ours.mean > 3 * (ours.error**2 + theirs.error**2) ** 0.5
+
+
+CLAIMS = (
+    Claim(
+        "Balancing and reordering shortens prefix sums (Figure 1b)",
+        "Herding by balancing, repeated, keeps prefix sums of random vectors short.",
+        partial(_study, "toy-herding", "prefix-norms", _shorter),
+    ),
+    Claim(
+        "Greedy can be far worse than random (Statement 1)",
+        "There are vectors on which Algorithm 1's prefix sums grow like n, a random order's like the root of n.",
+        partial(_study, "statement1", "statement1", _greedy_fails),
+    ),
+    Claim(
+        "Algorithm 5 is like Algorithm 6 after ten rounds",
+        "“They obtain similar results when called repeatedly (10 times).”",
+        partial(_study, "balancing", "balancing", _similar),
+    ),
+    Claim(
+        "The rates' exponents",
+        "GraB gains a factor of n over RR under PL, and the cube root of n on smooth non-convex problems.",
+        partial(_study, "rates", "rates-gap", _rates),
+    ),
+)

@@ -1,0 +1,82 @@
+"""Every figure of a training run, by name, in the order of the page."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from ordain.study.report.arm_rows import rows
+from ordain.study.report.bars import difference_figure, goal_figure, memory_figure, time_figure
+from ordain.study.report.curves import curve_figure, rate_figure, styles
+from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, View, metrics
+from ordain.study.runs.records import Run
+from ordain.study.style import Style, png, svg
+
+Named = tuple[str, str, Figure | None]  # its file's name, what it shows, and the figure where there is something
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen, ``inches`` its width."""
+
+    name: str
+    text: str
+    png: bytes
+    svg: bytes
+    inches: float
+
+
+def draw(name: str, text: str, figure: Figure) -> Drawn:
+    """Render it twice."""
+    with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        pixels = png(figure, dpi=130)
+        figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
+        return Drawn(name, text, pixels, svg(figure), figure.get_figwidth())
+
+
+def training_figures(run: Run, found: list[View]) -> dict[str, list[Drawn]]:
+    """By section: one for each view ("own", "rr"), and "costs"."""
+    looks = styles(run)
+    sections = {view.name: _of_view(run, view, looks) for view in found} | {"costs": _of_costs(run, found[0], looks)}
+    return {
+        section: [draw(name, text, figure) for name, text, figure in named if figure]
+        for section, named in sections.items()
+    }
+
+
+def _of_costs(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
+    table = rows(view)
+    for name, metric in (("rates", TRAIN), ("valid-rates", VALID)):
+        yield name, f"Final {metric.title} of each order at every learning rate", rate_figure(run, view, looks, metric)
+    yield "goal", "Epochs and seconds of training until RR's best training loss", goal_figure(table, looks)
+    yield "time", "Seconds of an epoch by part of the step", time_figure(view)
+    yield "memory", "Memory of the order and of the process", memory_figure(table, looks)
+
+
+def _of_view(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
+    text = "Final training loss minus RR's, for each order"
+    yield f"{view.name}-difference", text, difference_figure(view, TRAIN, looks)
+    for metric in (TRAIN, VALID, ACCURACY if ACCURACY in metrics(run) else VALID_ACCURACY):
+        for seconds in (False, True):
+            what, against = metric.title.capitalize(), "time" if seconds else "epochs"
+            figure = curve_figure(
+                view,
+                looks,
+                title=f"{what.partition(',')[0]} against {against}",
+                ylabel=metric.title,
+                column=metric.column,
+                scale=metric.scale,
+                seconds=seconds,
+                log=metric.lower_is_better,
+            )
+            yield f"{view.name}-{metric.name}-{against}", f"{what} against {against}", figure
+    title, label = "Herding objective of an epoch", "largest prefix sum (Eq. 3)"
+    herding = curve_figure(view, looks, title=title, ylabel=label, column="herding")
+    yield f"{view.name}-herding", "Herding objective against epochs", herding
+    title, label = "How stale are the gradients?", "correlation of stale and fresh"
+    stale = curve_figure(view, looks, title=title, ylabel=label, column="stale_fresh", log=False)
+    yield f"{view.name}-stale-fresh", "Correlation of stale and fresh gradients", stale

@@ -1,0 +1,323 @@
+"""One job from its first epoch, or from where it stopped, to its end, and what is written of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain import Order
+from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
+from ordain.herding import herding_objective
+from ordain.study.runs import probe
+from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
+from ordain.study.runs.board import Board
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.job import Job
+from ordain.study.runs.job_checkpoint import Checkpoints, DamagedCheckpointError
+from ordain.study.runs.loop import Score, Seconds, epoch_of_steps, evaluate, make_optimizer, make_schedule
+from ordain.study.runs.multi_rank import ALONE, Ranks
+from ordain.study.runs.process_memory import Memory, order_bytes
+from ordain.study.runs.record_lines import RecordWriter, read_record
+from ordain.study.runs.seed_checks import check_seed, keep_order, kept_order
+from ordain.study.tasks import Problem
+
+# ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
+Tell = Callable[[str, int, float | None], None]
+_ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
+
+
+def train(
+    problem: Problem,
+    config: RunConfig,
+    job: Job,
+    out: Path,
+    *,
+    tell: Tell,
+    checkpoint_every: float = 20.0,
+    tensorboard: bool = False,
+    ranks: Ranks = ALONE,
+) -> str:
+    """Run ``job`` to its end and give its state: ``"done"``, ``"diverged"`` or ``"refused"``.
+
+    A record without an end is gone on with from its checkpoint; what was written after that is written again. If the
+    checkpoint is damaged, it is removed and the job begun anew. All of ``ranks`` call this; rank 0 alone writes.
+    """
+    checkpoints = Checkpoints(job.checkpoint(out), every=0.0 if ranks.rank else checkpoint_every)
+    arm = parse(job.arm, group=config.group)
+    task = _Task(problem, config, job, arm, out, ranks, checkpoints, tell, tensorboard)
+    if ranks.rank:
+        return task.follow()
+    record = read_record(job.record(out))
+    if record.end:
+        checkpoints.remove()  # killed between the last line and this
+        ranks.hear(_OVER)
+        return record.state
+    try:
+        saved = checkpoints.load() if record.lines else None
+        if saved is not None and saved["lines"] > record.lines:
+            raise DamagedCheckpointError
+        return task.lead(saved)
+    except DamagedCheckpointError:
+        checkpoints.remove()
+        tell("restarted", 0, None)
+        return task.lead(None)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A job and all that it needs to be done on this rank."""
+
+    problem: Problem
+    config: RunConfig
+    job: Job
+    arm: Arm
+    out: Path
+    ranks: Ranks
+    checkpoints: Checkpoints
+    tell: Tell
+    tensorboard: bool
+    memory: Memory = field(default_factory=Memory.begin)
+
+    def lead(self, saved: dict[str, Any] | None) -> str:
+        """What rank 0 does: it decides, trains, measures and writes."""
+        arm, job, out, ranks = self.arm, self.job, self.out, self.ranks
+        writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0)
+        board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.tensorboard else None
+        try:
+            n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
+            if saved is None:
+                writer.write(_start(arm, job, self.config))
+            state, why = "refused", self._refusal(n, d)
+            if why is None:
+                ranks.hear(_RESUMED if saved else _ANEW)
+                try:
+                    training = _Training.begin(self, saved)
+                except MemoryLimitError as error:
+                    why = str(error)
+                else:
+                    ranks.hear(_GO)
+                    state = training.go(writer, board)
+                    why = "a loss that is not finite" if state == "diverged" else None
+                    if arm.order == SOURCE and arm.shares_first and state == "done":  # also to compare numbers of ranks
+                        keep_order(training.order, job.order(out))
+            more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
+            writer.write({"kind": "end", "epochs": max(writer.lines - 2, 0), "state": state, "why": why, **more})
+        finally:
+            writer.close()
+            if board:
+                board.close()
+        self.checkpoints.remove()
+        ranks.hear(_OVER)
+        return state
+
+    def follow(self) -> str:
+        """What another rank than 0 does: it trains along, and neither decides nor writes anything."""
+        training: _Training | None = None
+        while (word := self.ranks.hear(_OVER)[0]) != _OVER:
+            if word == _GO:
+                if training is None:
+                    raise StateError(
+                        f"rank {self.ranks.rank} without the state that rank 0 goes on with",
+                        expected=f"to read {self.job.checkpoint(self.out)} like rank 0",
+                        remedy="Run the same command again.",
+                    )
+                training.go(None, None)
+                continue
+            try:
+                saved = self.checkpoints.load() if word == _RESUMED else None  # None where rank 0 has just removed it
+                training = _Training.begin(self, saved)
+            except (MemoryLimitError, DamagedCheckpointError):  # rank 0 finds the same and says what comes of it
+                training = None
+        return "done"
+
+    def _refusal(self, n: int, d: int) -> str | None:
+        """Why the job is not even begun, or None."""
+        if self.job.arm != RETRAIN:
+            return too_slow(self.arm, self.config, n, d)
+        source = self.job.source()
+        state = read_record(source.record(self.out)).state
+        if state == "unfinished" or (state == "done" and not source.order(self.out).exists()):
+            raise StateError(
+                f"no finished run of {source}",
+                expected=f"one in {self.out}, whose last order is kept",
+                remedy="Run the same command again.",
+            )
+        return None if state == "done" else f"GraB's run has {state}, so there is no order to keep"
+
+
+@dataclass
+class _Training:
+    """A model, its optimizer and its order, after ``epoch`` epochs; ``config`` has this rank's part of a batch."""
+
+    task: _Task
+    config: RunConfig
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None
+    order: Order
+    parallel: nn.Module  # the model as it is trained: that of all ranks
+    epoch: int = 0
+    sent: int = 0  # bytes, until the last epoch
+    stale: Tensor | None = None  # the last epoch's per-example gradients, with --herding
+
+    @classmethod
+    def begin(cls, task: _Task, saved: dict[str, Any] | None) -> _Training:
+        """From the initial weights of the seed, or from a checkpoint."""
+        arm, job, ranks, problem = task.arm, task.job, task.ranks, task.problem
+        config = replace(task.config, batch_size=task.config.batch_size // ranks.size)
+        n, model = len(problem.train_x), problem.build(job.seed).train()
+        parallel = ranks.parallel(problem, model, config.batch_size)
+        fixed = kept_order(job.source(), task.out) if job.arm == RETRAIN else None
+        order = build_order(arm, parallel, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
+        if saved is None and not ranks.rank:
+            check_seed(task.out, job.seed, model, order if arm.shares_first else None)
+        optimizer = make_optimizer(model, config, job.lr)
+        schedule = make_schedule(optimizer) if config.plateau else None
+        run = cls(task, config, model, optimizer, schedule, order, parallel)
+        if saved is not None:
+            try:
+                run._restore(saved)
+            except MemoryError:
+                raise
+            except Exception as error:  # of torch or of the order, as many kinds as there are ways to be wrong
+                order.detach()
+                raise DamagedCheckpointError from error
+        if config.herding and not ranks.rank:
+            run.stale = probe.per_example_gradients(problem, model)
+        run.sent = order.sent_bytes
+        return run
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.schedule:
+            self.schedule.load_state_dict(saved["schedule"])
+        alone = self.task.arm.mode == "independent"
+        self.order.load_state_dict(saved["order"][self.task.ranks.rank] if alone else saved["order"])
+        self.order.resume(self.order.n)  # the saved epoch is over
+        self.epoch = saved["epoch"]
+
+    def go(self, writer: RecordWriter | None, board: Board | None) -> str:
+        """Epochs until the last, or until the loss is not finite; ``writer`` is rank 0's alone."""
+        try:
+            if self.epoch == 0:
+                self._end_epoch(Seconds(), 0.0, writer, board)
+            while self.epoch < self.config.epochs:
+                seconds, cpu = Seconds(), process_time()
+                self.epoch += 1
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", OrdainWarning)  # of gradients that are not finite: see below
+                    try:
+                        problem = self.task.problem
+                        epoch_of_steps(problem, self.config, self.parallel, self.optimizer, self.order, seconds)
+                    except OrdainError:
+                        if all(bool(p.isfinite().all()) for p in self.model.parameters()):
+                            raise
+                if not self._end_epoch(seconds, process_time() - cpu, writer, board):
+                    return "diverged"
+                if self.epoch < self.config.epochs:
+                    self._save(writer)
+        finally:
+            self.order.detach()
+        return "done"
+
+    def _save(self, writer: RecordWriter | None) -> None:
+        """If it is time to. Ranks with orders of their own hand them to rank 0: one file has all, or none."""
+        task = self.task
+        orders = task.ranks.every(self.order.state_dict()) if task.arm.mode == "independent" else None
+        if writer is not None and task.checkpoints.save(lambda: self._state(writer.lines, orders)):
+            task.tell("checkpoint", self.epoch, None)
+
+    def _state(self, lines: int, orders: list[dict[str, Any]] | None) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "lines": lines,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "order": self.order.state_dict() if orders is None else orders,
+        }
+
+    def _end_epoch(self, seconds: Seconds, cpu: float, writer: RecordWriter | None, board: Board | None) -> bool:
+        """Hear from rank 0 whether the losses of training and validation are finite."""
+        measured = self._write(seconds, cpu, writer, board) if writer is not None else (False, 0.0)
+        finite, valid = self.task.ranks.hear(*measured)
+        if self.schedule and self.epoch and finite:
+            self.schedule.step(valid)
+        return bool(finite)
+
+    def _write(self, seconds: Seconds, cpu: float, writer: RecordWriter, board: Board | None) -> tuple[bool, float]:
+        """Measure and write a line; are the losses of training and validation finite, and what is the latter?"""
+        start = perf_counter()
+        task, problem = self.task, self.task.problem
+        train, valid = self._score(problem.train_x, problem.train_y), self._score(problem.valid_x, problem.valid_y)
+        test = None
+        if problem.test_x is not None and problem.test_y is not None:
+            test = self._score(problem.test_x, problem.test_y)
+        finite = all(math.isfinite(score.loss) for score in (train, valid))  # a test set decides nothing
+        herding, stale_fresh = self._probe() if finite else (None, None)
+        seconds.evaluation += perf_counter() - start
+        line = {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "train_loss": _finite(train.loss),
+            "valid_loss": _finite(valid.loss),
+            "valid_accuracy": valid.accuracy,
+            "test_loss": _finite(test.loss) if test else None,
+            "test_accuracy": test.accuracy if test else None,
+            "herding": herding,
+            "stale_fresh": stale_fresh,
+            "seconds": seconds.to_json(),
+            "cpu_seconds": round(cpu, 6),
+            "order_bytes": order_bytes(self.order, task.arm, len(problem.train_x), _length(self.model)),
+            "peak_bytes": task.memory.peak_bytes(),
+            "job_bytes": task.memory.job_bytes(),
+            "sent_bytes": self._sent_per_step(),
+        }
+        writer.write(line)
+        if board:
+            board.add(line)
+        task.tell("epoch", self.epoch, _finite(train.loss))
+        return finite, valid.loss
+
+    def _score(self, x: Tensor, y: Tensor) -> Score:
+        return evaluate(self.task.problem, self.model, x, y)
+
+    def _sent_per_step(self) -> int:
+        """Bytes that the order has sent from this rank in a step: the mean over the last epoch."""
+        sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
+        return round(sent / -(-len(self.task.problem.train_x) // self.task.config.batch_size))
+
+    def _probe(self) -> tuple[float | None, float | None]:
+        """The herding objective of the epoch's order at the weights it ends with, and how stale gradients were."""
+        if self.stale is None or self.epoch == 0:
+            return None, None
+        fresh = probe.per_example_gradients(self.task.problem, self.model)
+        objective = None
+        if self.task.arm.shares_first or self.task.arm.name == RETRAIN:  # a permutation
+            objective = herding_objective(fresh, self.order.history(self.order.epoch))
+        correlation = probe.stale_fresh(self.stale, fresh)
+        self.stale = fresh
+        return objective, correlation
+
+
+def _start(arm: Arm, job: Job, config: RunConfig) -> dict[str, Any]:
+    mode = arm.mode if arm.ranks > 1 else None
+    started = {"kind": "start", "arm": arm.name, "label": arm.label, "order": arm.order, "lr": job.lr, "seed": job.seed}
+    return started | {"group": arm.group, "threads": config.threads, "ranks": arm.ranks, "mode": mode}
+
+
+def _length(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
