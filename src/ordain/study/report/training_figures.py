@@ -15,35 +15,46 @@ from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Vi
 from ordain.study.runs.records import Run
 from ordain.study.style import Style, png, svg
 
+# What the Markdown shows: enough for the verdicts, and few enough to be kept in a repository. The page has all.
+_MAIN = ("difference", "train-loss-epochs", "valid-loss-epochs", "herding", "stale-fresh", "rates")
 Named = tuple[str, str, Figure | None]  # its file's name, what it shows, and the figure where there is something
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen, ``inches`` its width."""
+    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen, ``inches`` its width.
+
+    One that is ``main`` is in the Markdown too.
+    """
 
     name: str
     text: str
     png: bytes
     svg: bytes
     inches: float
+    main: bool = True
 
 
-def draw(name: str, text: str, figure: Figure) -> Drawn:
+def draw(name: str, text: str, figure: Figure, *, main: bool = True) -> Drawn:
     """Render it twice."""
     with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         pixels = png(figure, dpi=130)
         figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
-        return Drawn(name, text, pixels, svg(figure), figure.get_figwidth())
+        return Drawn(name, text, pixels, svg(figure), figure.get_figwidth(), main)
 
 
 def training_figures(run: Run, found: list[View]) -> dict[str, list[Drawn]]:
     """By section: one for each view ("own", "rr"), and "costs"."""
     looks = styles(run)
+    wanted = ("memory",) if run.config.get("study") == "memory" else _MAIN
     sections = {view.name: _of_view(run, view, looks) for view in found} | {"costs": _of_costs(run, found[0], looks)}
     return {
-        section: [draw(name, text, figure) for name, text, figure in named if figure]
+        section: [
+            draw(name, text, figure, main=name.removeprefix(f"{section}-") in wanted)
+            for name, text, figure in named
+            if figure
+        ]
         for section, named in sections.items()
     }
 
