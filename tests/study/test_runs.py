@@ -411,12 +411,12 @@ def test_missing_data_leave_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_test_loss_does_not_end_a_job(tmp_path: Path) -> None:
-    data = problem()
+    data, setting = problem(), train_job.Setting(DIGITS, tmp_path, tmp_path)
     data = replace(data, test_x=torch.full_like(data.test_x, torch.inf))
-    assert train_job.train(data, DIGITS, Job("rr", 0.1, 0), tmp_path, tell=lambda *_: None) == "done"
+    assert train_job.train(data, setting, Job("rr", 0.1, 0), tell=lambda *_: None) == "done"
     assert [line["test_loss"] for line in record(tmp_path, "rr")[1:-1]] == [None] * 4
     data = replace(data, valid_x=torch.full_like(data.valid_x, torch.inf))
-    assert train_job.train(data, DIGITS, Job("so", 0.1, 0), tmp_path, tell=lambda *_: None) == "diverged"
+    assert train_job.train(data, setting, Job("so", 0.1, 0), tell=lambda *_: None) == "diverged"
 
 
 def test_jobs_by_stage() -> None:

@@ -31,27 +31,17 @@ _ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # one mark,
 
 @dataclass(frozen=True)
 class Gain:
-    """One arm at one rate over RR at the same rate, by seed.
+    """One arm at one rate over RR at the same rate, by seed."""
 
-    Attributes:
-        run: the run's name.
-        arm: which order.
-        rate: of both.
-        best: is it RR's own best rate?
-        epochs: of RR's until its lowest training loss (within a thousandth), over the arm's; 0 if it never gets there.
-        seconds: the same of the processor's time; empty where that was not recorded.
-        loss: of the final training losses.
-        relative: mean difference of the final training loss, as a share of RR's.
-    """
-
-    run: str
-    arm: str
-    rate: float
-    best: bool
+    run: str  # the run's name
+    arm: str  # which order
+    rate: float  # of both
+    best: bool  # is it RR's own best rate?
+    # Of RR's until its lowest training loss (within a thousandth), over the arm's; 0 if it never gets there.
     epochs: tuple[float, ...]
-    seconds: tuple[float, ...]
-    loss: Comparison
-    relative: float
+    seconds: tuple[float, ...]  # the same of the processor's time; empty where that was not recorded
+    loss: Comparison  # of the final training losses
+    relative: float  # mean difference of the final training loss, as a share of RR's
 
     @property
     def label(self) -> str:

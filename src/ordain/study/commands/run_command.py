@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ordain.study.runs.runner import Outcome
 
 _INTERRUPTED, _SEEDS = 130, 5
+_Number = TypeVar("_Number", int, float)
 _ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
 
 
@@ -93,14 +94,15 @@ def run(
         defaults = trained.defaults
         own = ",".join(ablation.arms) if ablation else _ORDERS
         rates = (
-            _numbers(lr)
+            _listed("--lr", lr, float, expected="numbers, by commas", example="0.1,0.01")
             if lr is not None
             else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
         )
         named = [word.strip() for word in (own if orders is None else orders).split(",")]
+        counts = _listed("--ranks", ranks, int, expected="different whole numbers from 1 on", example="1,2")
         config = RunConfig(
             task=trained.name,
-            arms=on_ranks(named, _counts(ranks), ranks_mode),
+            arms=on_ranks(named, counts, ranks_mode),
             rates=rates,
             seeds=tuple(range(seeds or _SEEDS)),
             epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
@@ -158,24 +160,15 @@ def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:
             )
 
 
-def _numbers(words: str) -> tuple[float, ...]:
+def _listed(option: str, words: str, kind: type[_Number], *, expected: str, example: str) -> tuple[_Number, ...]:
+    """Numbers above zero, by commas."""
     try:
-        return tuple(float(word) for word in words.split(","))
+        found = tuple(kind(word) for word in words.split(","))
     except ValueError:
-        raise InputError(
-            f"--lr {shlex.quote(words)}", expected="numbers, by commas", remedy="Write --lr 0.1,0.01."
-        ) from None
-
-
-def _counts(words: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(word) for word in words.split(","))
-    except ValueError:
-        found = (0,)
-    if min(found) < 1 or len(set(found)) < len(found):
-        raise InputError(
-            f"--ranks {shlex.quote(words)}", expected="different whole numbers from 1 on", remedy="Write --ranks 1,2."
-        )
+        found = ()
+    if not found or (kind is int and (min(found) < 1 or len(set(found)) < len(found))):
+        came = f"{option} {shlex.quote(words)}"
+        raise InputError(came, expected=expected, remedy=f"Write {option} {example}.")
     return found
 
 

@@ -24,41 +24,24 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm over its seeds; None where there is nothing to say.
+    """One arm over its seeds; None where there is nothing to say."""
 
-    Attributes:
-        name: of the arm.
-        label: what people call it.
-        rate: the learning rate.
-        train: the final train loss.
-        valid: the same of the validation loss.
-        accuracy: the same of the test accuracy (validation's where there is no test set), in %.
-        epochs_to_goal: the first epoch with at most RR's lowest train loss of the same seed; median.
-        seconds_to_goal: of training up to that epoch; median.
-        time_ratio: of training, to the RR run of the same seed; median.
-        cpu_ratio: the same of the processor's time, which other work on the machine changes less.
-        ordering: share of ``order.step()`` in the time of training; hooks inside forward and backward are not in it.
-        order_bytes: the largest over seeds and epochs.
-        job_bytes: the same of what the job added to its process.
-        comparison: of the final train loss with RR's.
-        verdict: in words.
-    """
-
-    name: str
-    label: str
-    rate: float | None
-    train: Spread
-    valid: Spread
-    accuracy: Spread
-    epochs_to_goal: float | None
-    seconds_to_goal: float | None
-    time_ratio: float | None
-    cpu_ratio: float | None
+    name: str  # of the arm
+    label: str  # what people call it
+    rate: float | None  # the learning rate
+    train: Spread  # the final train loss
+    valid: Spread  # the same of the validation loss
+    accuracy: Spread  # the same of the test accuracy (validation's where there is no test set), in %
+    epochs_to_goal: float | None  # the first epoch with at most RR's lowest train loss of the same seed; median
+    seconds_to_goal: float | None  # of training up to that epoch; median
+    time_ratio: float | None  # of training, to the RR run of the same seed; median
+    cpu_ratio: float | None  # the same of the processor's time, which other work on the machine changes less
+    # Share of order.step() in the time of training; hooks inside forward and backward are not in it.
     ordering: float | None
-    order_bytes: float | None
-    job_bytes: float | None
-    comparison: Comparison | None
-    verdict: str
+    order_bytes: float | None  # the largest over seeds and epochs
+    job_bytes: float | None  # the same of what the job added to its process
+    comparison: Comparison | None  # of the final train loss with RR's
+    verdict: str  # in words
 
 
 def rows(view: View) -> list[Row]:

@@ -43,31 +43,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """All of a report.
+    """All of a report."""
 
-    Attributes:
-        title: of the page.
-        facts: what was run, in a line.
-        warnings: what a reader must know first: a reduced data set, an unfinished run.
-        tellings: the sentences.
-        sections: the figures.
-        tables: the numbers.
-        problems: a table of what is in no comparison.
-        explained: say how a training run's report is to be read.
-        made_with: enough to repeat it, (term, text).
-        commands: where several have worked on the run, each with what it ran on.
-    """
-
-    title: str
-    facts: str
-    warnings: Sequence[str]
-    tellings: Sequence[Telling]
-    sections: Sequence[Section]
-    tables: Sequence[Table]
-    made_with: Sequence[tuple[str, str]]
-    problems: Table | None = None
-    commands: Table | None = None
-    explained: bool = False
+    title: str  # of the page
+    facts: str  # what was run, in a line
+    warnings: Sequence[str]  # what a reader must know first: a reduced data set, an unfinished run
+    tellings: Sequence[Telling]  # the sentences
+    sections: Sequence[Section]  # the figures
+    tables: Sequence[Table]  # the numbers
+    made_with: Sequence[tuple[str, str]]  # enough to repeat it, (term, text)
+    problems: Table | None = None  # a table of what is in no comparison
+    commands: Table | None = None  # where several have worked on the run, each with what it ran on
+    explained: bool = False  # say how a training run's report is to be read
 
     @property
     def figures(self) -> list[Drawn]:

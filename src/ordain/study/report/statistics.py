@@ -20,21 +20,15 @@ FEW_SEEDS = f"cannot tell (needs {ENOUGH_SEEDS} seeds)"
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm against the baseline, paired over the seeds both have.
+    """An arm against the baseline, paired over the seeds both have."""
 
-    Attributes:
-        seeds: the common ones.
-        difference: arm minus baseline, mean over them; None without a finite pair for each.
-        interval: the 99 % confidence interval of the difference; it leaves out zero where p < 0.01.
-        p: of the paired t test; None where there is nothing to test (one seed, or no difference in any).
-        holm: p corrected for the number of arms compared (Holm 1979).
-    """
-
-    seeds: tuple[int, ...]
-    difference: float | None = None
+    seeds: tuple[int, ...]  # the common ones
+    difference: float | None = None  # arm minus baseline, mean over them; None without a finite pair for each
+    # The 99 % confidence interval of the difference; it leaves out zero where p < 0.01.
     interval: tuple[float, float] | None = None
+    # Of the paired t test; None where there is nothing to test (one seed, or no difference in any).
     p: float | None = None
-    holm: float | None = None
+    holm: float | None = None  # p corrected for the number of arms compared (Holm 1979)
 
 
 def compare(

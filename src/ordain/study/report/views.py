@@ -36,21 +36,13 @@ VALID_ACCURACY = Metric("valid-accuracy", "validation accuracy, %", "valid_accur
 
 @dataclass(frozen=True)
 class Entry:
-    """An arm at the rate a view gives it.
+    """An arm at the rate a view gives it."""
 
-    Attributes:
-        arm: which.
-        rate: None if it has none, and then ``reason`` says why.
-        jobs: the finished ones at that rate, by seed; with what their last epoch measured.
-        epochs: of those jobs, by (seed, epoch).
-        reason: "" if there is nothing to say.
-    """
-
-    arm: Arm
-    rate: float | None
-    jobs: pd.DataFrame
-    epochs: pd.DataFrame
-    reason: str = ""
+    arm: Arm  # which
+    rate: float | None  # None if it has none, and then reason says why
+    jobs: pd.DataFrame  # the finished ones at that rate, by seed; with what their last epoch measured
+    epochs: pd.DataFrame  # of those jobs, by (seed, epoch)
+    reason: str = ""  # "" if there is nothing to say
 
     @property
     def seeds(self) -> tuple[int, ...]:

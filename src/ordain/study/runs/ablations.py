@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ablation:
-    """A choice of arms.
+    """A choice of arms."""
 
-    Attributes:
-        name: on the command line.
-        title: what it asks.
-        arms: what is compared.
-        epochs: where not the task's.
-        one_rate: only the first of the task's rates.
-    """
-
-    name: str
-    title: str
-    arms: tuple[str, ...]
-    epochs: int | None = None
-    one_rate: bool = False
+    name: str  # on the command line
+    title: str  # what it asks
+    arms: tuple[str, ...]  # what is compared
+    epochs: int | None = None  # where not the task's
+    one_rate: bool = False  # only the first of the task's rates
 
 
 _UNITS = (1, 2, 8, 64)

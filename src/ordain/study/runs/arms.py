@@ -61,25 +61,15 @@ def baseline_of(name: str, arms: Container[str]) -> str | None:
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a figure.
+    """One line of a figure."""
 
-    Attributes:
-        name: in records and on the command line, ``"grab@8"``, ``"grab+2"``.
-        order: in ``ordain.orders.ORDERS``, or ``"fixed"``.
-        label: for people.
-        group: examples to a unit.
-        shares_first: does its first epoch visit the examples as that of every other order of its seed?
-        ranks: processes that train together.
-        mode: how the order works with the other ranks.
-    """
-
-    name: str
-    order: str
-    label: str
-    group: int
-    shares_first: bool
-    ranks: int = 1
-    mode: Mode = "exact"
+    name: str  # in records and on the command line, "grab@8", "grab+2"
+    order: str  # in ordain.orders.ORDERS, or "fixed"
+    label: str  # for people
+    group: int  # examples to a unit
+    shares_first: bool  # does its first epoch visit the examples as that of every other order of its seed?
+    ranks: int = 1  # processes that train together
+    mode: Mode = "exact"  # how the order works with the other ranks
 
 
 def parse(name: str, *, group: int = 1) -> Arm:

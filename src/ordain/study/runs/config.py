@@ -19,50 +19,29 @@ _GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
 
 @dataclass(config=ConfigDict(strict=True, extra="forbid"), frozen=True)
 class RunConfig:
-    """Everything that records depend on.
+    """Everything that records depend on."""
 
-    Attributes:
-        task: a name in ``ordain.study.tasks.TASKS``.
-        arms: orders by name; ``"grab@8"`` orders units of 8 examples.
-        rates: learning rates.
-        seeds: of the initial weights and of the orders.
-        epochs: passes over the training set.
-        batch_size: examples to a step.
-        momentum: of SGD; AdamW has torch's betas.
-        weight_decay: of the optimizer.
-        plateau: the paper's schedule of WikiText-2.
-        clip: the largest norm of a batch's gradient.
-        study: ``"training"``, or the ablation that chose the arms.
-        protocol: ``"tuned"``: every arm at every rate; ``"paper"``: the others only at the best of RR in their units.
-        group: examples to a unit, for arms that do not say.
-        limit: use at most this many examples of each set.
-        herding: measure the herding objective and how stale gradients are, after each epoch.
-        threads: of torch and of BLAS, in each worker.
-        memory_limit: bytes that Greedy and Herding may store.
-        greedy_hours: refuse Greedy where a job's herding would take longer, as estimated.
-        weights: what a BERT starts from: a folder, or a model of the hub.
-        optimizer: what steps with the gradients; orders balance the gradients themselves, whatever it is.
-    """
-
-    task: str
-    arms: tuple[str, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    batch_size: int
-    momentum: float
-    weight_decay: float
-    plateau: bool = False
-    clip: float | None = None
-    study: str = "training"
+    task: str  # a name in ordain.study.tasks.TASKS
+    arms: tuple[str, ...]  # orders by name; "grab@8" orders units of 8 examples
+    rates: tuple[float, ...]  # learning rates
+    seeds: tuple[int, ...]  # of the initial weights and of the orders
+    epochs: int  # passes over the training set
+    batch_size: int  # examples to a step
+    momentum: float  # of SGD; AdamW has torch's betas
+    weight_decay: float  # of the optimizer
+    plateau: bool = False  # the paper's schedule of WikiText-2
+    clip: float | None = None  # the largest norm of a batch's gradient
+    study: str = "training"  # "training", or the ablation that chose the arms
+    # "tuned": every arm at every rate; "paper": the others only at the best of RR in their units.
     protocol: Protocol = "tuned"
-    group: int = 1
-    limit: int | None = None
-    herding: bool = False
-    threads: int = 1
-    memory_limit: int = 2 * 2**30
-    greedy_hours: float = 1.0
-    weights: str | None = None
+    group: int = 1  # examples to a unit, for arms that do not say
+    limit: int | None = None  # use at most this many examples of each set
+    herding: bool = False  # measure the herding objective and how stale gradients are, after each epoch
+    threads: int = 1  # of torch and of BLAS, in each worker
+    memory_limit: int = 2 * 2**30  # bytes that Greedy and Herding may store
+    greedy_hours: float = 1.0  # refuse Greedy where a job's herding would take longer, as estimated
+    weights: str | None = None  # what a BERT starts from: a folder, or a model of the hub
+    # What steps with the gradients; orders balance the gradients themselves, whatever it is.
     optimizer: Optimizer = "sgd"
 
     def to_json(self) -> dict[str, Any]:

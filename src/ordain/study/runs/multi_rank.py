@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import socket
 from collections.abc import Iterator
@@ -66,22 +65,12 @@ class Ranks:
 
     def every(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         """The state of each rank, by rank; on every rank."""
-        file = io.BytesIO()
-        torch.save(state, file)
-        mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-        lengths = _gathered(torch.tensor([len(mine)]), self.size)
-        room = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
-        room[: len(mine)] = mine
-        return [torch.load(io.BytesIO(one.numpy().tobytes()), weights_only=True) for one in _gathered(room, self.size)]
+        states: list[dict[str, Any]] = [{} for _ in range(self.size)]
+        dist.all_gather_object(states, state)
+        return states
 
 
 ALONE = Ranks()
-
-
-def _gathered(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(found, tensor)
-    return found
 
 
 @contextmanager

@@ -32,70 +32,42 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Start(BaseModel):
-    """The first line.
-
-    Attributes:
-        kind: of the line.
-        arm: "grab", or with a suffix for an ablation, "grab@64".
-        label: what people call it.
-        order: the name in :data:`ordain.orders.ORDERS`.
-        lr: the learning rate.
-        seed: of the weights and of the order.
-        group: examples in a unit of ordering.
-        threads: of torch.
-        ranks: processes that trained together.
-        mode: how the order worked with the other ranks; None if there were none.
-    """
+    """The first line."""
 
     model_config = STRICT
     kind: Literal["start"] = "start"
-    arm: ArmName
-    label: str
-    order: str
-    lr: PositiveFloat
-    seed: NonNegativeInt
-    group: NonNegativeInt
-    threads: NonNegativeInt | None = None
-    ranks: NonNegativeInt | None = 1
-    mode: str | None = None
+    arm: ArmName  # "grab", or with a suffix for an ablation, "grab@64"
+    label: str  # what people call it
+    order: str  # the name in :data:`ordain.orders.ORDERS`
+    lr: PositiveFloat  # the learning rate
+    seed: NonNegativeInt  # of the weights and of the order
+    group: NonNegativeInt  # examples in a unit of ordering
+    threads: NonNegativeInt | None = None  # of torch
+    ranks: NonNegativeInt | None = 1  # processes that trained together
+    mode: str | None = None  # how the order worked with the other ranks; None if there were none
 
 
 class Epoch(BaseModel):
-    """What was measured after one epoch; None where it was not, or was not finite.
-
-    Attributes:
-        kind: of the line.
-        epoch: 0 is before training.
-        train_loss: over the whole training set, as are the others over theirs.
-        valid_loss: mean over examples (and tokens).
-        valid_accuracy: in [0, 1].
-        test_loss: as ``valid_loss``.
-        test_accuracy: in [0, 1].
-        herding: the herding objective (Eq. 3) of the epoch's gradients in the epoch's order.
-        stale_fresh: correlation of the stale gradients that decided the order with those of the epoch.
-        seconds: of this epoch alone, by part of the step, and ``evaluation``.
-        cpu_seconds: of this epoch's training, of the process and all its threads; waiting is not in it.
-        order_bytes: what the order held.
-        peak_bytes: the most memory the process has used.
-        job_bytes: how far that is above what it used when the job began.
-        sent_bytes: what the order of rank 0 sent to other ranks in a step, mean over the epoch.
-    """
+    """What was measured after one epoch; None where it was not, or was not finite."""
 
     model_config = STRICT
     kind: Literal["epoch"] = "epoch"
-    epoch: NonNegativeInt
-    train_loss: float | None = None
-    valid_loss: float | None = None
-    valid_accuracy: Share | None = None
-    test_loss: float | None = None
-    test_accuracy: Share | None = None
-    herding: float | None = None
+    epoch: NonNegativeInt  # 0 is before training
+    train_loss: float | None = None  # over the whole training set, as are the others over theirs
+    valid_loss: float | None = None  # mean over examples (and tokens)
+    valid_accuracy: Share | None = None  # in [0, 1]
+    test_loss: float | None = None  # as valid_loss
+    test_accuracy: Share | None = None  # in [0, 1]
+    herding: float | None = None  # the herding objective (Eq. 3) of the epoch's gradients in the epoch's order
+    # Correlation of the stale gradients that decided the order with those of the epoch.
     stale_fresh: float | None = None
-    seconds: dict[str, NonNegativeFloat]
+    seconds: dict[str, NonNegativeFloat]  # of this epoch alone, by part of the step, and evaluation
+    # Of this epoch's training, of the process and all its threads; waiting is not in it.
     cpu_seconds: float | None = None
-    order_bytes: NonNegativeInt | None = None
-    peak_bytes: NonNegativeInt | None = None
-    job_bytes: NonNegativeInt | None = None
+    order_bytes: NonNegativeInt | None = None  # what the order held
+    peak_bytes: NonNegativeInt | None = None  # the most memory the process has used
+    job_bytes: NonNegativeInt | None = None  # how far that is above what it used when the job began
+    # What the order of rank 0 sent to other ranks in a step, mean over the epoch.
     sent_bytes: NonNegativeInt | None = None
 
 

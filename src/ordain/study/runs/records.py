@@ -36,21 +36,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of training records; arms in the registry's order, random reshuffling first.
+    """A folder of training records; arms in the registry's order, random reshuffling first."""
 
-    Attributes:
-        folder: where.
-        header: its ``config.json``.
-        arms: by name.
-        jobs: a row a job, by (arm, lr, seed): how it was started, its ``state``, and what its last ``epoch`` measured.
-        epochs: a row an epoch, by (arm, lr, seed, epoch): what was measured, the seconds of each part of the step, and
-            ``training_seconds``, which are those without evaluation.
-    """
-
-    folder: Path
-    header: Header
-    arms: dict[str, Arm]
+    folder: Path  # where
+    header: Header  # its config.json
+    arms: dict[str, Arm]  # by name
+    # A row a job, by (arm, lr, seed): how it was started, its state, and what its last epoch measured.
     jobs: pd.DataFrame
+    # A row an epoch, by (arm, lr, seed, epoch): what was measured, the seconds of each part of the step, and
+    # training_seconds, which are those without evaluation.
     epochs: pd.DataFrame
 
     @property

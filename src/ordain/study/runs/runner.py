@@ -18,7 +18,8 @@ from ordain.study.runs.job import Job, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
 from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config, write_config
 from ordain.study.runs.team import Message, do_here, do_in_processes
-from ordain.study.runs.worker import Setting, load_problem
+from ordain.study.runs.train_job import Setting
+from ordain.study.runs.worker import load_problem
 from ordain.study.tasks import TASKS
 
 _LARGEST = 1e38  # of a rate: float32 holds little more
@@ -35,17 +36,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has done.
+    """What a command has done."""
 
-    Attributes:
-        states: of the jobs that were run now.
-        before: how many were finished before.
-        failed: the traceback of each job that raised.
-    """
-
-    states: dict[Job, str]
-    before: int
-    failed: dict[Job, str]
+    states: dict[Job, str]  # of the jobs that were run now
+    before: int  # how many were finished before
+    failed: dict[Job, str]  # the traceback of each job that raised
 
 
 Report = Callable[[Progress], None]

@@ -23,7 +23,8 @@ from typing import Any, Literal
 from ordain.study.runs.arms import parse
 from ordain.study.runs.job import Job
 from ordain.study.runs.multi_rank import Place, joined
-from ordain.study.runs.worker import Setting, Worker, limited_threads, load_problem
+from ordain.study.runs.train_job import Setting
+from ordain.study.runs.worker import Worker, limited_threads, load_problem
 from ordain.study.tasks import Problem
 
 _GRACE = 5.0  # seconds in which the other ranks may say what they have to say, once one has failed
@@ -31,23 +32,14 @@ _GRACE = 5.0  # seconds in which the other ranks may say what they have to say, 
 
 @dataclass(frozen=True)
 class Message:
-    """What is heard of a job.
+    """What is heard of a job."""
 
-    Attributes:
-        kind: what happened.
-        job: to which.
-        epoch: for ``"epoch"`` and ``"checkpoint"``.
-        loss: on the training set, for ``"epoch"``; None if it is not finite.
-        state: for ``"finished"``.
-        trace: for ``"failed"``.
-    """
-
-    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]
-    job: Job
-    epoch: int = 0
-    loss: float | None = None
-    state: str = ""
-    trace: str = ""
+    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]  # what happened
+    job: Job  # to which
+    epoch: int = 0  # for "epoch" and "checkpoint"
+    loss: float | None = None  # on the training set, for "epoch"; None if it is not finite
+    state: str = ""  # for "finished"
+    trace: str = ""  # for "failed"
 
 
 Hear = Callable[[Message], None]

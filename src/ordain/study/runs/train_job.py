@@ -34,28 +34,29 @@ Tell = Callable[[str, int, float | None], None]
 _ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
 
 
-def train(
-    problem: Problem,
-    config: RunConfig,
-    job: Job,
-    out: Path,
-    *,
-    tell: Tell,
-    checkpoint_every: float = 20.0,
-    tensorboard: bool = False,
-    ranks: Ranks = ALONE,
-) -> str:
+@dataclass(frozen=True)
+class Setting:
+    """What a worker is told once."""
+
+    config: RunConfig  # of the run
+    out: Path  # the run's folder
+    folder: Path  # of all data sets
+    verify: bool = True  # compare the data with their publishers' checksums
+    checkpoint_every: float = 20.0  # seconds between checkpoints, at least
+    tensorboard: bool = False  # write for TensorBoard too
+
+
+def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
     """Run ``job`` to its end and give its state: ``"done"``, ``"diverged"`` or ``"refused"``.
 
     A record without an end is gone on with from its checkpoint; what was written after that is written again. If the
     checkpoint is damaged, it is removed and the job begun anew. All of ``ranks`` call this; rank 0 alone writes.
     """
-    checkpoints = Checkpoints(job.checkpoint(out), every=0.0 if ranks.rank else checkpoint_every)
-    arm = parse(job.arm, group=config.group)
-    task = _Task(problem, config, job, arm, out, ranks, checkpoints, tell, tensorboard)
+    checkpoints = Checkpoints(job.checkpoint(setting.out), every=0.0 if ranks.rank else setting.checkpoint_every)
+    task = _Task(problem, setting, job, parse(job.arm, group=setting.config.group), ranks, checkpoints, tell)
     if ranks.rank:
         return task.follow()
-    record = read_record(job.record(out))
+    record = read_record(job.record(setting.out))
     if record.end:
         checkpoints.remove()  # killed between the last line and this
         ranks.hear(_OVER)
@@ -76,25 +77,23 @@ class _Task:
     """A job and all that it needs to be done on this rank."""
 
     problem: Problem
-    config: RunConfig
+    setting: Setting
     job: Job
     arm: Arm
-    out: Path
     ranks: Ranks
     checkpoints: Checkpoints
     tell: Tell
-    tensorboard: bool
     memory: Memory = field(default_factory=Memory.begin)
 
     def lead(self, saved: dict[str, Any] | None) -> str:
         """What rank 0 does: it decides, trains, measures and writes."""
-        arm, job, out, ranks = self.arm, self.job, self.out, self.ranks
+        arm, job, out, ranks = self.arm, self.job, self.setting.out, self.ranks
         writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0)
-        board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.tensorboard else None
+        board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.setting.tensorboard else None
         try:
             n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
             if saved is None:
-                writer.write(_start(arm, job, self.config))
+                writer.write(_start(arm, job, self.setting.config))
             state, why = "refused", self._refusal(n, d)
             if why is None:
                 ranks.hear(_RESUMED if saved else _ANEW)
@@ -126,7 +125,7 @@ class _Task:
                 if training is None:
                     raise StateError(
                         f"rank {self.ranks.rank} without the state that rank 0 goes on with",
-                        expected=f"to read {self.job.checkpoint(self.out)} like rank 0",
+                        expected=f"to read {self.job.checkpoint(self.setting.out)} like rank 0",
                         remedy="Run the same command again.",
                     )
                 training.go(None, None)
@@ -141,13 +140,13 @@ class _Task:
     def _refusal(self, n: int, d: int) -> str | None:
         """Why the job is not even begun, or None."""
         if self.job.arm != RETRAIN:
-            return too_slow(self.arm, self.config, n, d)
-        source = self.job.source()
-        state = read_record(source.record(self.out)).state
-        if state == "unfinished" or (state == "done" and not source.order(self.out).exists()):
+            return too_slow(self.arm, self.setting.config, n, d)
+        source, out = self.job.source(), self.setting.out
+        state = read_record(source.record(out)).state
+        if state == "unfinished" or (state == "done" and not source.order(out).exists()):
             raise StateError(
                 f"no finished run of {source}",
-                expected=f"one in {self.out}, whose last order is kept",
+                expected=f"one in {out}, whose last order is kept",
                 remedy="Run the same command again.",
             )
         return None if state == "done" else f"GraB's run has {state}, so there is no order to keep"
@@ -172,13 +171,14 @@ class _Training:
     def begin(cls, task: _Task, saved: dict[str, Any] | None) -> _Training:
         """From the initial weights of the seed, or from a checkpoint."""
         arm, job, ranks, problem = task.arm, task.job, task.ranks, task.problem
-        config = replace(task.config, batch_size=task.config.batch_size // ranks.size)
+        config, out = task.setting.config, task.setting.out
+        config = replace(config, batch_size=config.batch_size // ranks.size)
         n, model = len(problem.train_x), problem.build(job.seed).train()
         parallel = ranks.parallel(problem, model, config.batch_size)
-        fixed = kept_order(job.source(), task.out) if job.arm == RETRAIN else None
+        fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
         order = build_order(arm, parallel, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
         if saved is None and not ranks.rank:
-            check_seed(task.out, job.seed, model, order if arm.shares_first else None)
+            check_seed(out, job.seed, model, order if arm.shares_first else None)
         optimizer = make_optimizer(model, config, job.lr)
         schedule = make_schedule(optimizer) if config.plateau else None
         run = cls(task, config, model, optimizer, schedule, order, parallel)
@@ -294,7 +294,7 @@ class _Training:
     def _sent_per_step(self) -> int:
         """Bytes that the order has sent from this rank in a step: the mean over the last epoch."""
         sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
-        return round(sent / -(-len(self.task.problem.train_x) // self.task.config.batch_size))
+        return round(sent / -(-len(self.task.problem.train_x) // self.task.setting.config.batch_size))
 
     def _probe(self) -> tuple[float | None, float | None]:
         """The herding objective of the epoch's order at the weights it ends with, and how stale gradients were."""

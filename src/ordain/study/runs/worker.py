@@ -4,40 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
-from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.loop import Seconds, epoch_of_steps, make_optimizer
 from ordain.study.runs.multi_rank import ALONE, Ranks
-from ordain.study.runs.train_job import Tell, train
+from ordain.study.runs.train_job import Setting, Tell, train
 from ordain.study.tasks import TASKS, Problem
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a worker is told once.
-
-    Attributes:
-        config: of the run.
-        out: the run's folder.
-        folder: of all data sets.
-        verify: compare the data with their publishers' checksums.
-        checkpoint_every: seconds between checkpoints, at least.
-        tensorboard: write for TensorBoard too.
-    """
-
-    config: RunConfig
-    out: Path
-    folder: Path
-    verify: bool = True
-    checkpoint_every: float = 20.0
-    tensorboard: bool = False
 
 
 def load_problem(setting: Setting) -> Problem:
@@ -61,16 +38,7 @@ class Worker:
         if arm.name != RETRAIN and kind not in self._warm:
             self._warm_up(arm)
             self._warm.add(kind)
-        return train(
-            self._problem,
-            setting.config,
-            job,
-            setting.out,
-            tell=tell,
-            checkpoint_every=setting.checkpoint_every,
-            tensorboard=setting.tensorboard,
-            ranks=self._ranks,
-        )
+        return train(self._problem, setting, job, tell=tell, ranks=self._ranks)
 
     def _warm_up(self, arm: Arm) -> None:
         """Compile what is compiled on first use, so that no epoch's seconds include it."""
