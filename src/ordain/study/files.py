@@ -1,4 +1,4 @@
-"""Files in and out: vectors that are never unpickled, and outputs that are whole or not there."""
+"""Reading of vectors without unpickling, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ordain.errors import InputError
 
 
 def read_vectors(path: Path) -> NDArray[Any]:
-    """The array of a ``.npy`` file, memory-mapped: larger ones than memory can be herded."""
+    """Open a ``.npy`` file, memory-mapped, so that it may be larger than memory."""
     with path.open("rb") as file:
         named = file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
-    if not named:  # np.load() would try archives and pickles next
+    if not named:  # np.load() would also try archives and pickles
         raise _not_an_array(path)
     try:
-        with warnings.catch_warnings(), np.errstate(over="raise"):  # of a shape whose product is beyond any number
-            warnings.simplefilter("ignore", UserWarning)  # on headers as Python 2 wrote them
+        with warnings.catch_warnings(), np.errstate(over="raise"):  # raise for shapes whose size overflows
+            warnings.simplefilter("ignore", UserWarning)  # about headers written by Python 2
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, TypeError, ArithmeticError, TokenError) as error:
         raise _not_an_array(path) from error
@@ -42,17 +42,17 @@ def _not_an_array(path: Path) -> InputError:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``, whole or not at all."""
+    """Write ``content`` to ``path`` atomically."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` only when the block ends without an error.
+    """Open a temporary file that replaces ``path`` if the block ends without an error.
 
-    Open it before long work: a folder that cannot be written is then found at once. A process that is killed
-    leaves ``path`` as it was, and ``.NAME.*.tmp`` beside it.
+    Opening it before long work detects an unwritable folder early. A killed process leaves ``path`` unchanged
+    and ``.NAME.*.tmp`` next to it.
     """
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))

@@ -1,4 +1,4 @@
-"""The lock that keeps two commands out of one folder."""
+"""A lock that keeps two commands from writing to the same folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ordain.errors import StateError
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system takes back from a process that is killed."""
+    """Hold the folder's lock; the system releases it if the process is killed."""
     lock = FileLock(out / ".lock", timeout=0)
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written: only what our own writers could have."""
+"""Strict reading of JSON files that may have been damaged or edited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ordain.errors import InputError
 
-_DIGITS = 19  # of a whole number: what fits 64 bits
+_DIGITS = 19  # at most, in an integer: what fits in 64 bits
 _MOST_BYTES = 1 << 28
 _MOST_ITEMS = 1000
 REMEDY = "Delete or mend the file, and run again."
@@ -21,7 +21,7 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, decompressed if its name ends in ``.xz``; ValueError if it is too large to be ours."""
+    """Read a file, decompressing ``.xz``; raises ValueError if it is too large or damaged."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
             content: bytes = file.read(_MOST_BYTES + 1)
@@ -33,12 +33,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as text; ValueError if it is no UTF-8."""
+    """Read a file as UTF-8 text, as :func:`read_bytes`."""
     return read_bytes(path).decode()
 
 
 def validated(kind: Any, content: bytes, where: str, *, remedy: str = REMEDY) -> Any:
-    """The JSON value of ``content`` as a ``kind``, a type that pydantic knows; ``where`` is what errors call it."""
+    """Parse JSON and validate it as the pydantic type ``kind``; ``where`` names the source in errors."""
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def loads(text: str) -> Any:
-    """The value; ValueError for NaN, infinities, numbers without end, nesting without end, and what is no JSON."""
+    """Parse JSON; raises ValueError for NaN, infinities, very long integers, and very deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError:
@@ -68,7 +68,7 @@ def loads(text: str) -> Any:
 
 
 def alike(value: Any, model: Any) -> bool:
-    """Is ``value`` of the same shape as ``model``: the same keys and types, and lists of what the model's have?"""
+    """Whether ``value`` has the same structure as ``model``: the same keys, types and kinds of list items."""
     if isinstance(model, dict):
         same = isinstance(value, dict) and value.keys() == model.keys()
         return same and all(alike(value[key], model[key]) for key in model)

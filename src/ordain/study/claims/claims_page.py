@@ -1,4 +1,4 @@
-"""The page of claims as files: ``README.md`` and ``index.html`` in the folder of runs, and its figure."""
+"""The claims page: ``README.md``, ``index.html`` and figures in the folder of runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as the page lists it; ``link`` is its report's, where there is one."""
+    """A run in the list at the end of the page; ``link`` is the path of its report, if there is one."""
 
     name: str
     link: str | None
@@ -39,7 +39,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page says."""
+    """The content of the page."""
 
     found: list[tuple[Claim, Finding]]
     figures: list[Drawn]
@@ -51,7 +51,7 @@ class Page:
 
     @property
     def headline(self) -> str:
-        """How many claims came to which verdict."""
+        """The number of claims per verdict."""
         said = [finding.verdict for _, finding in self.found]
         held, failed = said.count(HOLDS), said.count(FAILS)
         return (
@@ -61,10 +61,10 @@ class Page:
 
 
 def write_claims(folder: Path) -> Page:
-    """Write the page on the runs in ``folder`` into it.
+    """Check the claims against the runs in ``folder`` and write the page there.
 
     Raises:
-        InputError: no run there, or records that cannot be read. Nothing has been written then.
+        InputError: there is no run, or records cannot be read. Nothing is written then.
     """
     page = read_claims(folder)
     for figure in page.figures:
@@ -76,7 +76,7 @@ def write_claims(folder: Path) -> Page:
 
 
 def read_claims(folder: Path) -> Page:
-    """What the runs in ``folder`` say on each claim."""
+    """Check the claims against the runs in ``folder``."""
     headers = {path: read_header(path) for path in run_folders(folder)}
     evidence = Evidence(folder)
     found = gains(evidence, _NAMES)
@@ -95,13 +95,13 @@ def read_claims(folder: Path) -> Page:
 
 
 def _note(folder: Path) -> str:
-    """What no record can say, of all runs or of one."""
+    """The hand-written note on a run or on all runs."""
     path = folder / "note.md"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def _listed(path: Path, header: Header) -> ListedRun:
-    """Commands once each: one that was stopped and started again is the same."""
+    """Describe a run; repeated commands are listed once."""
     there = (path / "report" / "report.md").is_file()
     commands = list(dict.fromkeys(made.command or "" for made in header.made))
     link = f"{quote(path.name)}/report/report.md" if there else None
@@ -129,14 +129,14 @@ def _pays_table(found: list[Gain]) -> Table:
 
 
 def _times(ratio: float | None) -> str:
-    """The median seed's; it never got there if that is 0."""
+    """Format a median ratio; 0 means that the loss was never reached."""
     if ratio is None:
         return NOTHING
     return f"{ratio:.2f}" if ratio else "never"
 
 
 def _facts(header: Header) -> str:
-    """Seeds, epochs and what was reduced."""
+    """One line about seeds, epochs, rates and reduced data."""
     config, problem = header.config, header.problem
     if header.kind != TRAINING:
         return counted(config.get("seeds", "?"), "seed")

@@ -1,4 +1,4 @@
-"""Claims on Greedy: as good as GraB in epochs, at many times its memory."""
+"""Claims on Greedy: convergence comparable to GraB, at many times its memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ordain.study.report.views import TRAIN
 from ordain.study.runs.arms import parse, stored_bytes
 from ordain.study.tasks.catalogue import TASKS
 
-_RUN = "mnist-units-of-64"  # Greedy in units of one example would take hours an epoch
+_RUN = "mnist-units-of-64"  # Greedy on single examples would take hours per epoch
 _LARGE = ("wikitext2", "sst2", "qnli")
 _TIMES = 100
-_MACHINE = 32 * 2**30  # of the paper's, in bytes
+_MACHINE = 32 * 2**30  # memory of the paper's machine in bytes
 
 
 def _comparable(evidence: Evidence) -> Finding:
-    """Greedy and GraB both help, and GraB is not clearly worse; Greedy holds a hundred times as much."""
+    """Both orders help, GraB is not significantly worse, and Greedy stores at least 100 times as much."""
     view, ours, theirs = evidence.at_rr(_RUN), evidence.entry(_RUN, "grab"), evidence.entry(_RUN, "greedy")
     if view is None or ours is None or theirs is None:
         return NOT_RUN
@@ -41,7 +41,7 @@ def _comparable(evidence: Evidence) -> Finding:
 
 
 def _too_large(evidence: Evidence) -> Finding:
-    """From n and d of the whole data sets, and the refusals that runs have recorded."""
+    """Memory needed for the full data sets, and the refusals recorded by runs."""
     votes: list[bool | None] = []
     lines = []
     for task in (TASKS[name] for name in _LARGE):

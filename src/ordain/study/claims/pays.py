@@ -1,4 +1,4 @@
-"""When does ordering pay? What GraB gains over RR at each learning rate, in epochs and in processor seconds."""
+"""When ordering pays: the speed-up of GraB over RR at each learning rate, in epochs and in CPU time."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from ordain.study.runs.records import Run, select
 from ordain.study.style import LEGEND, finish, style
 
 _PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
-ARMS = {"grab": 1, "grab-pair": 2}  # and the place of each style
-_LEAST, _MOST = 1 / 8, 8.0  # of a ratio that is drawn in its place
-_NEAR = 1e-3  # of RR's lowest loss: at small rates all orders end that close, and which is lower is chance
-_ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # one mark, which no line may hide
+ARMS = {"grab": 1, "grab-pair": 2}  # with the position of their style
+_LEAST, _MOST = 1 / 8, 8.0  # limits of the drawn ratios
+_NEAR = 1e-3  # relative tolerance to RR's lowest loss: at small rates all orders end this close
+_ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # a single marker, drawn above all lines
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One arm at one rate over RR at the same rate, by seed."""
+    """The gain of one arm over RR at the same learning rate, by seed."""
 
     run: str  # the run's name
     arm: str  # which order
-    rate: float  # of both
-    best: bool  # is it RR's own best rate?
-    # Of RR's until its lowest training loss (within a thousandth), over the arm's; 0 if it never gets there.
+    rate: float  # learning rate of both
+    best: bool  # whether it is RR's best rate
+    # RR's epochs to its lowest training loss (within 0.1 %) divided by the arm's; 0 if never reached.
     epochs: tuple[float, ...]
-    seconds: tuple[float, ...]  # the same of the processor's time; empty where that was not recorded
-    loss: Comparison  # of the final training losses
-    relative: float  # mean difference of the final training loss, as a share of RR's
+    seconds: tuple[float, ...]  # the same ratio for CPU time; empty if not recorded
+    loss: Comparison  # comparison of final training losses
+    relative: float  # mean difference of the final training loss relative to RR's
 
     @property
     def label(self) -> str:
-        """What people call the order."""
+        """Display name of the order."""
         return ORDERS[self.arm].label
 
     def median(self, part: str) -> float | None:
-        """Over seeds, of ``"epochs"`` or ``"seconds"``; None where that was not recorded."""
+        """Median over seeds of ``"epochs"`` or ``"seconds"``; None if not recorded."""
         ratios: tuple[float, ...] = getattr(self, part)
         return float(np.median(ratios)) if ratios else None
 
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
-    """Of every run in ``names`` that is there, every rate at which both have finished."""
+    """The gains for every available run in ``names`` at every rate that both orders have finished."""
     found = []
     for name in names:
         run, view = evidence.run(name), evidence.at_rr(name)
@@ -87,7 +87,7 @@ def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gai
 
 
 def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
-    """All runs at once: what GraB gains, against the learning rate as a multiple of the one that RR does best at."""
+    """GraB's speed-up in all runs, against the learning rate relative to RR's best rate."""
     best = {gain.run: gain.rate for gain in found if gain.best}
     names = [name for name in titles if name in best]
     if not names:
@@ -115,7 +115,7 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
 
 
 def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
-    """A row for each run: every seed, GraB and pairs, against the learning rate."""
+    """One row per run: every seed of GraB and GraB pairs, against the learning rate."""
     names = list(dict.fromkeys(gain.run for gain in found))
     if not names:
         return None
@@ -140,7 +140,7 @@ def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | N
 
 
 def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
-    """Each seed faint, the median joined; below the line RR is sooner."""
+    """Draw each seed faintly and connect the medians."""
     rates = sorted({gain.rate for gain in of})
     _scales(axes)
     axes.set_xlim(rates[0] / 1.8, rates[-1] * 1.8)
@@ -164,7 +164,7 @@ def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
 
 
 def _scales(axes: Axes) -> None:
-    """Ratios on a log scale, with a line where nothing is gained."""
+    """Use log scales, with a line at ratio 1."""
     ticks = (_LEAST, 0.25, 0.5, 1.0, 2.0, 4.0, _MOST)
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)

@@ -1,4 +1,4 @@
-"""Why an order gains little somewhere: how stale gradients were, how the last iterates wander, what the rate does."""
+"""Possible explanations: learning rate, noise of the last iterates, and staleness of gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ordain.study.report.views import Entry
 from ordain.study.runs.arms import BASELINE
 
 _BEST = " (RR's best)"
-LAST = 5  # epochs, over which the loss of a run at its end wanders
+LAST = 5  # number of epochs at the end of a run
 
 
 def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> list[str]:
-    """What was measured of the three, in sentences."""
+    """Sentences on all three, as far as they were measured."""
     lines = [_rate(name, [gain for gain in found if (gain.run, gain.arm) == (name, "grab")]) for name in names]
     for say, runs in ((_wander, names), (_stale, ("mnist-stale", "cifar10-stale", "digits"))):
         for name in runs:
@@ -28,7 +28,7 @@ def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> 
 
 
 def _rate(name: str, gains: Sequence[Gain]) -> str:
-    """Does what GraB gains depend on the learning rate?"""
+    """The gain of GraB at each learning rate."""
     if len(gains) < 2:
         return ""
     words = {HELPS: "clearly", WORSE: "clearly"}
@@ -45,7 +45,7 @@ def _share(relative: float) -> str:
 
 
 def _wander(name: str, ours: Entry, theirs: Entry) -> str:
-    """How far the training loss of the last epochs is from a line, as a share of it."""
+    """The relative deviation of the training loss from a linear trend over the last epochs."""
     losses = [entry.epochs.train_loss.drop(index=0, level="epoch").dropna() for entry in (ours, theirs)]
     if any(of.groupby("seed").size().min() < LAST for of in losses):
         return ""
@@ -59,14 +59,14 @@ def _wander(name: str, ours: Entry, theirs: Entry) -> str:
 
 
 def _wandering(losses: pd.Series) -> float:
-    """Of one seed."""
+    """Relative deviation from a linear trend, for one seed."""
     last, at = losses.to_numpy()[-LAST:], np.arange(LAST)
     trend = np.polyval(np.polyfit(at, last, 1), at)
     return float(np.std(last - trend) / last.mean())
 
 
 def _stale(name: str, ours: Entry, theirs: Entry) -> str:
-    """Of a run with ``--herding``."""
+    """Staleness and herding objective of a run with ``--herding``."""
     told = ours.epochs.stale_fresh.drop(index=0, level="epoch").dropna()
     mine, rr = ours.jobs.herding.mean(), theirs.jobs.herding.mean()
     if told.empty or np.isnan(mine) or np.isnan(rr):

@@ -1,4 +1,4 @@
-"""Claims on training: GraB beside random reshuffling, and the other orders beside both."""
+"""Claims on training: GraB and other orders compared with random reshuffling."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PAPER_TASKS = {
 TABLES = ("a9a", "w8a", "covtype")  # not in the paper
 _MAIN = ("mnist", "cifar10", "wikitext2", "sst2")
 _EVERY = (*PAPER_TASKS, *TABLES)
-_LIKE = 0.01  # of RR's loss: a difference within this, with its whole interval, is none
+_LIKE = 0.01  # relative to RR's loss: an interval within this counts as equal
 Vote = bool | None
 
 
 def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
-    """At RR's rate, as in the paper; GraB's own best rate is told beside."""
+    """Compare GraB with RR at RR's best rate, as in the paper; the result at GraB's own best rate is reported too."""
     view = evidence.at_rr(task)
     comparison = view.comparisons(metric).get("grab") if view else None
     ours, theirs = evidence.entry(task, "grab"), evidence.entry(task, BASELINE)
@@ -40,12 +40,12 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
         return NOT_RUN
     rate = "RR's best rate" if len(theirs.arm.rates) > 1 else "the only rate"
     said = [f"At {rate}: {numbers(ours, theirs, metric, comparison)}"]
-    # In the mean over the last epochs the noise of the last iterate is less; told, and no part of a verdict.
+    # The mean over the last epochs is less noisy than the last iterate; it is reported but does not vote.
     _, late = _told(f"Mean over the last {LAST} epochs", *(_late(entry, metric) for entry in (ours, theirs)))
     said += late
     if metric is TRAIN:
         said += _sooner(view)
-    else:  # what is validated is the model that one would keep: a faster way to overfitting is no claim of anybody's
+    else:  # compare the best epoch, i.e. the model one would keep
         lowest = (entry.epochs.valid_loss.groupby("seed").min() for entry in (ours, theirs))
         comparison, best = _told("The lowest validation loss of an epoch", *lowest)
         said += best
@@ -60,7 +60,7 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
 
 
 def _told(what: str, ours: pd.Series, theirs: pd.Series) -> tuple[Comparison, list[str]]:
-    """Values by seed compared, and a sentence on that if there is something to say."""
+    """Compare values by seed, and describe the difference in a sentence if it could be tested."""
     found, base = compare(ours, theirs), theirs.mean()
     if found.difference is None or found.p is None or not base:
         return found, []
@@ -69,13 +69,13 @@ def _told(what: str, ours: pd.Series, theirs: pd.Series) -> tuple[Comparison, li
 
 
 def _late(entry: Entry, metric: Metric) -> pd.Series:
-    """By seed, the mean over the last epochs of a job that has more than those."""
+    """Mean over the last epochs, by seed, for jobs with more epochs than that."""
     values = entry.epochs[metric.column].groupby("seed")
     return values.agg(lambda of: of.tail(LAST).mean())[values.size() > LAST + 1]
 
 
 def _sooner(view: View) -> list[str]:
-    """How soon RR's best training loss is reached, in epochs."""
+    """The number of epochs until RR's best training loss is reached."""
     table = {row.name: row for row in rows(view)}
     ours, theirs = table["grab"].epochs_to_goal, table[BASELINE].epochs_to_goal
     if theirs is None:
@@ -93,7 +93,7 @@ def _better(found: Comparison, _: float) -> Vote:
 
 
 def _alike(found: Comparison, base: float) -> Vote:
-    """True only if the whole 99 % interval is within a hundredth of the baseline's loss: no p says “equal”."""
+    """True only if the whole 99 % interval is within 1 % of the baseline's loss (a large p does not show equality)."""
     if verdict(found) in (HELPS, WORSE):
         return False
     close = found.interval is not None and max(map(abs, found.interval)) <= _LIKE * abs(base)
@@ -102,9 +102,9 @@ def _alike(found: Comparison, base: float) -> Vote:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The final training loss of an arm against another's, at RR's rate, on each of some tasks that has both.
+    """Comparison of the final training loss of two arms at RR's best rate, on several tasks.
 
-    One that does not count is told beside, and has no vote.
+    A comparison that does not count is reported without a vote.
     """
 
     tasks: Sequence[str]
@@ -114,13 +114,13 @@ class _Comparison:
     counts: bool = True
 
     def votes(self, evidence: Evidence) -> tuple[list[Vote], list[str]]:
-        """A vote and a line for each task."""
+        """One vote and one line per task."""
         votes: list[Vote] = []
         lines = []
         for task in self.tasks:
             ours, theirs = evidence.entry(task, self.arm), evidence.entry(task, self.against)
             if ours is None or theirs is None:
-                if task in _MAIN:  # a claim on all tasks needs them all
+                if task in _MAIN:  # a claim on all tasks needs all of them
                     votes.append(None)
                     lines.append(f"{task}: not run.")
                 continue
@@ -134,7 +134,7 @@ class _Comparison:
 
 
 def _compared(comparisons: Sequence[_Comparison], run: str, file: str, evidence: Evidence, note: str = "") -> Finding:
-    """A verdict by the votes of all comparisons; the figure is ``file`` of the report on ``run``."""
+    """The combined verdict of several comparisons; the figure is ``file`` in the report on ``run``."""
     votes: list[Vote] = []
     told = [note] if note else []
     for comparison in comparisons:
@@ -145,7 +145,7 @@ def _compared(comparisons: Sequence[_Comparison], run: str, file: str, evidence:
 
 
 def _finer(evidence: Evidence) -> Finding:
-    """GraB's loss in units of one example against that in units of 64; every unit beside its own RR."""
+    """Compare GraB on single examples with GraB on units of 64; each unit size is also compared with its RR."""
     view = evidence.at_rr("granularity")
     if view is None:
         return NOT_RUN
@@ -192,7 +192,7 @@ CLAIMS = (
             note="Like RR: the 99 % interval of the difference lies within one hundredth of RR's loss.",
         ),
     ),
-    Claim(  # it fails if it is worse than GraB; whether it helps at all is told beside
+    Claim(  # supported if worse than GraB; the comparison with RR does not vote
         "1-step GraB fails",
         "An order from the first epoch, kept, “does not work well”.",
         partial(
@@ -205,7 +205,7 @@ CLAIMS = (
             "rr-train-loss-epochs",
         ),
     ),
-    Claim(  # better than RR on the convex task, and worse than GraB on the other; the other two comparisons beside
+    Claim(  # better than RR on the convex task and worse than GraB on the other
         "Retrain from GraB works on convex tasks only",
         "GraB's last order, kept in a new run, is comparable to GraB on MNIST, “but not on the non-convex one”.",
         partial(

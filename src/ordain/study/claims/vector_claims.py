@@ -1,4 +1,4 @@
-"""Claims on vectors and on small problems: what the vector studies have measured."""
+"""Claims on herding and convergence rates, checked with the vector studies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ordain.study.vectors import STUDIES
 from ordain.study.vectors.rates_shown import n_exponents
 from ordain.study.vectors.study import Record
 
-_ALIKE = 1.1  # times as long a prefix sum is still “similar”
+_ALIKE = 1.1  # ratio up to which prefix sums count as similar
 Votes = Callable[[Any, list[Record]], Iterable[bool | None]]
 
 
 def _study(name: str, figure: str, votes: Votes, evidence: Evidence) -> Finding:
-    """A study's own sentences, and a verdict from its records."""
+    """The sentences of a study, and the verdict from its records."""
     if not evidence.has(name):
         return NOT_RUN
     study, folder = STUDIES[name], evidence.folder / name
@@ -27,7 +27,7 @@ def _study(name: str, figure: str, votes: Votes, evidence: Evidence) -> Finding:
 
 
 def _shorter(_: Any, records: list[Record]) -> Iterable[bool | None]:
-    """Ten rounds leave less than one, and one less than a random order."""
+    """Prefix sums are shorter after ten rounds than after one, and after one than in random order."""
     mean = {order: _mean(records, order=order) for order in ("random", "herding-1", "herding-10")}
     return [mean["herding-10"] < mean["herding-1"] < mean["random"]]
 
@@ -37,7 +37,7 @@ def _mean(records: list[Record], **fields: Any) -> float:
 
 
 def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
-    """Of Algorithm 6 with the c it needs, after the last round, in every dimension."""
+    """Algorithm 6 is close to Algorithm 5 after the last round, for every dimension."""
     for d in config.dims:
         ends = {
             name: np.mean([r["l2"][-1] for r in records if (r["d"], r["balancer"]) == (d, name)])
@@ -47,7 +47,7 @@ def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
 
 
 def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
-    """At the largest n: is greedy of the proof worse than random? If Algorithm 1 is not, that leaves it open."""
+    """Whether greedy is worse than random at the largest n; inconclusive if Algorithm 1 itself is not."""
     last = [r for r in records if r["n"] == config.sizes[-1]]
     mean = {order: np.mean([r[order] for r in last]) for order in ("random", "greedy", "greedy-centred")}
     yield bool(mean["greedy"] > mean["random"])
@@ -55,7 +55,7 @@ def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
 
 
 def _rates(config: Any, records: list[Record]) -> Iterable[bool | None]:
-    """GraB falls faster in n than RR by more than three standard errors."""
+    """GraB's loss decays faster in n than RR's by more than three standard errors."""
     for fits in n_exponents(config, records).values():
         ours, theirs = fits.get("grab"), fits.get("rr")
         if ours is None or theirs is None or ours.error is None or theirs.error is None:

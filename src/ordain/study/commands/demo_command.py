@@ -28,7 +28,7 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each order runs with.")] = 5,
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs each run trains for.")] = 20,
 ) -> None:
-    """Train on scikit-learn's digits under every order, and write a page with what came of it."""
+    """Train on scikit-learn's digits with every order, and write a page with the results."""
     with plain_errors():
         from ordain.study.demo import RATE, demo_config, write_demo  # these import scikit-learn and matplotlib
         from ordain.study.report.number_text import counted

@@ -1,4 +1,4 @@
-"""``ordain tasks`` and ``ordain data``: what can be run, and the data sets that it needs."""
+"""``ordain tasks`` and ``ordain data``: list tasks and data sets, and download data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.data import DATASETS, Dataset, data_dir, fetch, find
 from ordain.study.progress import reporting
 
-GRAB_COST = "1.3 to 1.9"  # the range of the table in docs/gradients.md, as the README has it
+GRAB_COST = "1.3 to 1.9"  # the range in the table of docs/gradients.md, also in the README
 
 data = typer.Typer(no_args_is_help=True, help="The data sets of the study: see what is there, and get the rest.")
 
@@ -62,7 +62,7 @@ def _time(seconds: float) -> str:
 
 @data.command("list")
 def list_(folder: _Folder = None) -> None:
-    """Every data set: what it is, whether it is there and where, its size and its licence."""
+    """List every data set with its availability, location, size and licence."""
     with plain_errors():
         root = data_dir(folder)
         table = Table("name", "what", "there", "where", "rows", "licence", title=f"Data in {escape(str(root))}")
@@ -75,14 +75,14 @@ def list_(folder: _Folder = None) -> None:
 
 @data.command("fetch")
 def fetch_(name: Annotated[str, typer.Argument(help="One of `ordain data list`.")], folder: _Folder = None) -> None:
-    """Download a data set from its publisher, compare it with its checksums and counts, and say where it is."""
+    """Download a data set from its publisher, verify its checksums and counts, and print its location."""
     with plain_errors():
         where = fetch(name, data_dir(folder), reporting=partial(reporting, lines=True))
         typer.echo(f"{name} is in {where}")
 
 
 def _found(entry: Dataset, root: Path) -> tuple[str, str]:
-    """Whether it is there, and where; files are looked for, not read."""
+    """Availability and location; files are searched for, not read."""
     if not entry.files:
         return ("yes" if find_spec("sklearn") else "no"), "scikit-learn"
     where, paths = find(entry, root)

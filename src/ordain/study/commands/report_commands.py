@@ -1,4 +1,4 @@
-"""``ordain report``, ``ordain claims`` and ``ordain pack``: what is made of the records of runs."""
+"""``ordain report``, ``ordain claims`` and ``ordain pack``: process the records of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A run's folder, or a folder of several runs.")],
     out: Annotated[Path | None, typer.Option(help="The folder to write; by default FOLDER/report.")] = None,
 ) -> None:
-    """Write a page, figures and a table of a run; of several, one for each and a page over all."""
+    """Write a report on a run; for a folder of runs, one report each and an overview page."""
     with plain_errors():
         from ordain.study.report import write_report, write_reports  # these import pandas, matplotlib and scipy
 
@@ -37,7 +37,7 @@ def report(
 def claims(
     folder: Annotated[Path, typer.Argument(help="A folder of runs, named after their tasks and studies.")],
 ) -> None:
-    """Hold the paper's claims against a folder of runs: writes README.md and index.html into it."""
+    """Check the paper's claims against a folder of runs, and write README.md and index.html there."""
     with plain_errors():
         from ordain.study.claims import write_claims
 
@@ -49,7 +49,7 @@ def claims(
 
 
 def pack(folders: Annotated[list[Path], typer.Argument(help="Folders of runs that are finished.")]) -> None:
-    """Replace the records of each run by one compressed file; a run that goes on unpacks them again."""
+    """Replace the records of each run by one compressed file. Resuming the run unpacks it again."""
     with plain_errors():
         from ordain.study.lock import only_one
         from ordain.study.runs.record_lines import pack as pack_records

@@ -1,4 +1,4 @@
-"""``ordain run``: train a task under several orders, or go on where it stopped."""
+"""``ordain run``: train a task with several orders, or resume."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="A vector study in small.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the data with their publishers' checksums.")] = True,
 ) -> None:
-    """Train a task under several orders. The same command goes on where it was stopped."""
+    """Train a task with several orders. The same command resumes an interrupted run."""
     from ordain.study.runs.ablations import ABLATIONS
     from ordain.study.runs.arms import on_ranks
     from ordain.study.runs.config import RunConfig
@@ -140,7 +140,7 @@ def run(
 
 @contextmanager
 def _stoppable(folder: Path) -> Iterator[None]:
-    """Ctrl-C ends the command, and says how to go on."""
+    """On Ctrl-C, exit and print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def _stoppable(folder: Path) -> Iterator[None]:
 
 
 def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:
-    """Refuse options that ``name`` would ignore."""
+    """Raise InputError for options that ``name`` would ignore."""
     for option in context.params:
         source = context.get_parameter_source(option)
         if option not in taken and source is not None and source.name != "DEFAULT":
@@ -161,7 +161,7 @@ def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:
 
 
 def _listed(option: str, words: str, kind: type[_Number], *, expected: str, example: str) -> tuple[_Number, ...]:
-    """Numbers above zero, by commas."""
+    """Parse a comma-separated list of numbers."""
     try:
         found = tuple(kind(word) for word in words.split(","))
     except ValueError:
@@ -181,7 +181,7 @@ def _bytes(gibibytes: float) -> int:
 
 
 def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:
-    """What came of it, in a few lines."""
+    """Print a summary of the run."""
     said = [f"{count} {state}" for state, count in Counter(outcome.states.values()).items()]
     said += [f"{outcome.before} finished before"] if outcome.before else []
     said += [f"{len(outcome.failed)} FAILED"] if outcome.failed else []

@@ -1,4 +1,4 @@
-"""What commands show: tables, and errors that a user can fix as one line."""
+"""Terminal output shared by the commands."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.table import Table
 
 from ordain.errors import OrdainError
 
-_WIDTH = 130  # where no terminal says otherwise
+_WIDTH = 130  # columns, if the output is not a terminal
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """One line on stderr and exit code 2 for what a user can mend; anything else is a bug and shows itself."""
+    """Print errors that a user can fix as one line and exit with code 2; other exceptions propagate."""
     try:
         yield
     except OrdainError as error:
         message = str(error)
-    except BrokenPipeError:  # who reads the output has seen enough: the command line ends quietly
+    except BrokenPipeError:  # the reader of a pipe has closed it: exit quietly
         raise
     except OSError as error:
         message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
@@ -34,7 +34,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:
-    """Print a table and lines under it; its columns from ``numbers_from`` on are numbers."""
+    """Print a table, with columns right-aligned from ``numbers_from`` on, and notes below it."""
     for column in table.columns[numbers_from:] if numbers_from is not None else []:
         column.justify = "right"
     console = Console()
@@ -46,5 +46,5 @@ def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:
 
 
 def command_line() -> str:
-    """The command that is running, as it could be typed again."""
+    """The current command line."""
     return shlex.join(["ordain", *sys.argv[1:]])

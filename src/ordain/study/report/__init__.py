@@ -1,4 +1,4 @@
-"""Reports on runs: sentences with their statistics, figures, tables, and where the numbers are from."""
+"""Reports on runs: verdicts with their statistics, figures, tables and provenance."""
 
 from ordain.study.report.write_report import Failure, write_content, write_report, write_reports
 

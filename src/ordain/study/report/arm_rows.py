@@ -1,4 +1,4 @@
-"""The table: what each arm reached, what it cost, and whether that is luck."""
+"""The main table of a report: final losses, costs and verdicts of each arm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ordain.study.runs.arms import is_baseline
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; None where there is none."""
+    """Mean and standard deviation over seeds; None if undefined."""
 
     mean: float | None
     sd: float | None
@@ -24,36 +24,36 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm over its seeds; None where there is nothing to say."""
+    """One arm, summarized over seeds; None if not available."""
 
-    name: str  # of the arm
-    label: str  # what people call it
+    name: str  # the arm's name
+    label: str  # display name
     rate: float | None  # the learning rate
-    train: Spread  # the final train loss
-    valid: Spread  # the same of the validation loss
-    accuracy: Spread  # the same of the test accuracy (validation's where there is no test set), in %
-    epochs_to_goal: float | None  # the first epoch with at most RR's lowest train loss of the same seed; median
-    seconds_to_goal: float | None  # of training up to that epoch; median
-    time_ratio: float | None  # of training, to the RR run of the same seed; median
-    cpu_ratio: float | None  # the same of the processor's time, which other work on the machine changes less
-    # Share of order.step() in the time of training; hooks inside forward and backward are not in it.
+    train: Spread  # final train loss
+    valid: Spread  # final validation loss
+    accuracy: Spread  # final test accuracy in % (validation accuracy if there is no test set)
+    epochs_to_goal: float | None  # median number of epochs to RR's lowest train loss of the same seed
+    seconds_to_goal: float | None  # median training time to that epoch
+    time_ratio: float | None  # median ratio of training time to RR's with the same seed
+    cpu_ratio: float | None  # the same ratio for CPU time, which is less affected by other load
+    # Share of order.step() in the training time; hooks in forward and backward are not included.
     ordering: float | None
-    order_bytes: float | None  # the largest over seeds and epochs
-    job_bytes: float | None  # the same of what the job added to its process
+    order_bytes: float | None  # maximum over seeds and epochs
+    job_bytes: float | None  # maximum memory that the job added to its process
     comparison: Comparison | None  # of the final train loss with RR's
-    verdict: str  # in words
+    verdict: str  # the verdict in words
 
 
 def rows(view: View) -> list[Row]:
-    """One for each arm, those without a finished job included."""
+    """One row per arm, including arms without a finished job."""
     comparisons = view.comparisons(TRAIN)
     return [_row(entry, view.baseline(name), comparisons.get(name)) for name, entry in view.entries.items()]
 
 
 def reached(epochs: pd.DataFrame, goal: pd.Series, *, seconds: str, first: int = 0) -> pd.DataFrame:
-    """By seed, the ``epoch`` (from ``first`` on) whose train loss is at most the seed's ``goal``, and ``seconds``.
+    """For each seed, the first ``epoch`` (from ``first`` on) with a train loss of at most ``goal``, and ``seconds``.
 
-    The latter are those of the column of that name, of all epochs up to it. NaN where the goal was never reached.
+    ``seconds`` names the column to sum over all epochs up to that one. NaN if the goal is never reached.
     """
     spent = epochs[seconds].groupby("seed").cumsum()
     at = epochs.index.get_level_values("epoch")
@@ -89,13 +89,13 @@ def _row(entry: Entry, baseline: Entry | None, comparison: Comparison | None) ->
 
 
 def _ratio(ours: pd.Series, theirs: pd.Series) -> float | None:
-    """Of sums over epochs, in the median seed; seeds where one was not recorded are left out."""
+    """Median over seeds of the ratio of total times; seeds without a recorded time are skipped."""
     totals = [of.groupby("seed").agg(lambda seconds: seconds.sum(skipna=False)) for of in (ours, theirs)]
     return number_or_none((totals[0] / totals[1].replace(0.0, np.nan)).replace(0.0, np.nan).median())
 
 
 def final_spread(entry: Entry, metric: Metric) -> Spread:
-    """Of the final values, as shown."""
+    """Mean and standard deviation of the final values, scaled for display."""
     finals = metric.scale * entry.final(metric).dropna()
     return Spread(number_or_none(finals.mean()), number_or_none(finals.std()))
 
@@ -114,7 +114,7 @@ def _verdict(entry: Entry, comparison: Comparison | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and the text of a row's cell under it; it is given the decimals of the table's losses too."""
+    """A heading and the function that formats a row's cell, given the decimals of train and validation loss."""
 
     heading: str
     text: Callable[[Row, int, int], str]
@@ -140,7 +140,7 @@ COLUMNS = (
 
 
 def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The rows as text, under the headings of :data:`COLUMNS`."""
+    """Format the rows, one cell per column in :data:`COLUMNS`."""
     losses = [row.train.mean for row in table], [row.valid.mean for row in table]
     train, valid = (places([mean for mean in column if mean is not None]) for column in losses)
     return [tuple(column.text(row, train, valid) for column in COLUMNS) for row in table]

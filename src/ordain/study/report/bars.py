@@ -1,4 +1,4 @@
-"""Figures with a line an arm: differences from RR, time, memory, and how soon RR's best is reached."""
+"""Bar charts with one row per arm: differences from RR, time, memory, and time to RR's best loss."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.record_lines import PARTS
 from ordain.study.style import COLOURS, LEGEND, Style, finish
 
-_HATCHES = ("", "///", "...", "xx", "\\\\\\")  # parts of a step can be told apart in grey print too
+_HATCHES = ("", "///", "...", "xx", "\\\\\\")  # distinguishable without colour
 _FAINT = "#666666"
 
 
 def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) -> Figure | None:
-    """Final value minus RR's of the same seed: each seed, the mean, and its 99 % confidence interval."""
+    """Difference of the final value from RR's: each seed, the mean, and its 99 % confidence interval."""
     compared = {name: found for name, found in view.comparisons(metric).items() if found.difference is not None}
     if not compared:
         return None
@@ -52,7 +52,7 @@ def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) ->
 
 
 def time_figure(view: View) -> Figure | None:
-    """Seconds of an epoch by part of the step: mean over epochs of the median seed's."""
+    """Time per epoch by part of the step: median over seeds, mean over epochs."""
     shown = [entry for entry in view.shown.values() if entry.jobs.epoch.iloc[0] > 0]
     if not shown:
         return None
@@ -76,7 +76,7 @@ def time_figure(view: View) -> Figure | None:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Bars side by side with others: what they show of a row, and each one's number as text."""
+    """One bar chart in a row of several: the value of each table row, and its label."""
 
     title: str
     get: Callable[[Row], float | None]
@@ -84,14 +84,14 @@ class _Panel:
 
 
 def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
-    """What the order holds, and what the whole job added to its process."""
+    """Memory of the order's state and of the whole job."""
     held = _Panel("Order's memory", lambda row: row.order_bytes, bytes_text)
     added = _Panel("Job's memory", lambda row: row.job_bytes, bytes_text)
     return _panels(table, looks, [held, added], missing="not measured")
 
 
 def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
-    """Epochs and seconds until RR's lowest train loss of the same seed."""
+    """Epochs and time until RR's lowest train loss with the same seed."""
     if not any(is_baseline(row.name) and row.epochs_to_goal is not None for row in table):
         return None
     epochs = _Panel("Epochs to RR's best", lambda row: row.epochs_to_goal, "{:g}".format)
@@ -118,7 +118,7 @@ def _panels(
             axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
             axes.set_title(panel.title)
             axes.xaxis.set_major_locator(MaxNLocator(3))
-            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar has its number
+            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar is labelled
             finish(axes)
             axes.set_axisbelow(True)
             axes.grid(visible=False, axis="y")

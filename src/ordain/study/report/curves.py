@@ -1,6 +1,6 @@
-"""Figures over epochs, seconds and rates: the mean of each arm, and a band of one standard deviation over seeds.
+"""Curves over epochs, time and learning rates: mean and standard deviation over seeds for each arm.
 
-Seconds are those of the median seed at each epoch: a machine that halts one job for a minute does not bend a curve.
+Times are medians over seeds, so that a pause of one job does not distort a curve.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ordain.study.runs.record_lines import DONE
 from ordain.study.runs.records import Run, select
 from ordain.study.style import LEGEND, Style, finish, style
 
-WIDTH = 5.6  # inches: a phone shows it whole, with letters that can be read
+WIDTH = 5.6  # inches: readable on a phone without scrolling
 FONTS: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
 }
-_MOST_BANDS = 8  # the bands of more arms hide each other
-_BESIDE = 0.2  # of the way to the next rate that the arms of one rate share
-_LOG_FROM = 3.0  # a larger range than this is drawn on a log scale
+_MOST_BANDS = 8  # with more arms, the bands would overlap too much
+_BESIDE = 0.2  # share of the distance to the next rate used to separate arms
+_LOG_FROM = 3.0  # ranges larger than this use a log scale
 
 
 def styles(run: Run) -> dict[str, Style]:
-    """One for each arm, the same in every figure; black is RR's alone."""
+    """One style per arm, the same in every figure; only RR is black."""
     others = [name for name in run.arms if name != BASELINE]
     return {BASELINE: style(0)} | {name: style(position) for position, name in enumerate(others, 1)}
 
@@ -51,7 +51,7 @@ def curve_figure(
     seconds: bool = False,
     log: bool = True,
 ) -> Figure | None:
-    """One line an arm, from the end of the first epoch on; None where nothing was recorded."""
+    """One line per arm, starting after the first epoch; None if nothing was recorded."""
     with rc_context(FONTS):
         figure = Figure(layout="constrained")
         axes = figure.subplots()
@@ -75,10 +75,10 @@ def draw_curves(
     seconds: bool = False,
     log: bool = True,
 ) -> int:
-    """Mean and band of each arm against epochs or seconds; gives back how many had something to draw."""
+    """Draw mean and standard deviation of each arm against epochs or time; returns the number of arms drawn."""
     found = {name: scale * by_epoch(entry, column).dropna() for name, entry in view.shown.items()}
     series = {name: values for name, values in found.items() if len(values)}
-    # Seconds up to each epoch.
+    # Time up to each epoch.
     times = {name: by_epoch(view.entries[name], "training_seconds").median(axis=1).cumsum() for name in series}
     unit, size = _time_unit(max((float(times[name][of.index[-1]]) for name, of in series.items()), default=0.0))
     for name, values in series.items():
@@ -96,7 +96,7 @@ def draw_curves(
 
 
 def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metric = TRAIN) -> Figure | None:
-    """The final loss of each arm at every rate; None if there is only one. A ring is round the rate that was chosen."""
+    """Final loss of each arm at every rate, with a ring around the chosen rate; None if there is only one rate."""
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
     if len(rates) < 2:
         return None
@@ -107,7 +107,7 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
         for place, (name, arm) in enumerate(run.arms.items()):
             look = looks[name]
-            # Side by side, or those of one rate would hide each other.
+            # Offset the arms, so that points at the same rate do not overlap.
             aside = step ** (place - (len(run.arms) - 1) / 2)
             jobs = select(run.jobs, name)
             for rate in jobs[jobs.state == "diverged"].index.get_level_values("lr"):
@@ -138,7 +138,7 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Under the figure, in two columns: a phone has no room beside it."""
+    """Put the legend below the figure, in two columns, to fit narrow screens."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
 
@@ -148,7 +148,7 @@ def _height(arms: int) -> float:
 
 
 def by_epoch(entry: Entry, column: str) -> pd.DataFrame:
-    """A row an epoch from 1 on, a column a seed."""
+    """The column as a table with one row per epoch (without epoch 0) and one column per seed."""
     return entry.epochs[column].unstack("seed").drop(index=0, errors="ignore")
 
 

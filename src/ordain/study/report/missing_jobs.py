@@ -1,4 +1,4 @@
-"""Jobs that a run was asked for and has not begun: nothing that was asked for is dropped without a word."""
+"""Jobs that the configuration asks for but that have not been started."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ordain.study.runs.records import Arm, Run
 
 
 def with_missing_arms(run: Run) -> Run:
-    """The same with an empty arm for each that the configuration names and that has no record yet."""
+    """Add an empty arm for each configured arm without records."""
     names = [name for name in _list(run, "arms", str) if name not in run.arms]
     empty = {name: Arm(name, ORDERS[name].label if name in ORDERS else name, name) for name in names}
     return replace(run, arms={**run.arms, **empty})
 
 
 def missing_jobs(run: Run, found: Sequence[View]) -> list[Problem]:
-    """Jobs that the configuration asks for and that have no record."""
+    """The configured jobs without a record."""
     return gathered(
         [
             Problem(run.arms[name].label, (rate,), (seed,), "not started")
@@ -33,7 +33,7 @@ def missing_jobs(run: Run, found: Sequence[View]) -> list[Problem]:
 
 
 def _rates_of(name: str, run: Run, found: Sequence[View]) -> list[float]:
-    """Under the paper's protocol all but RR run at their RR's best rate alone, which is known once that is done."""
+    """The rates an arm runs at; under protocol ``"paper"`` only the best rate of its RR, once that is known."""
     if run.config.get("protocol") != "paper" or is_baseline(name):
         return [float(rate) for rate in _list(run, "rates", (int, float))]
     baseline = found[0].baseline(name)
@@ -41,6 +41,6 @@ def _rates_of(name: str, run: Run, found: Sequence[View]) -> list[float]:
 
 
 def _list(run: Run, key: str, kind: Any) -> list[Any]:
-    """What the settings list there; nothing of another kind."""
+    """The items of a setting that have the expected type."""
     value = run.config.get(key)
     return [one for one in value if isinstance(one, kind)] if isinstance(value, list) else []

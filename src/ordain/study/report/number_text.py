@@ -1,4 +1,4 @@
-"""Numbers and names as text: in sentences, cells and figures."""
+"""Formatting of numbers and names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 40
 
 
 def places(values: Sequence[float], *, digits: int = 4) -> int:
-    """Decimals that show ``digits`` significant ones of the smallest of ``values``: one for all keeps a column even.
+    """Number of decimals that shows ``digits`` significant digits of the smallest value.
 
     >>> places([0.2658, 12.3]), places([3.1]), places([])
     (4, 3, 4)
@@ -20,7 +20,7 @@ def places(values: Sequence[float], *, digits: int = 4) -> int:
 
 
 def number(value: float | None, decimals: int) -> str:
-    """With so many decimals; a dash for nothing."""
+    """Format with a number of decimals; a dash for None."""
     return NOTHING if value is None else f"{value:,.{decimals}f}"
 
 
@@ -30,7 +30,7 @@ def spread(mean: float | None, sd: float | None, decimals: int) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Two significant digits, and no string of zeros.
+    """Format a p-value with two significant digits.
 
     >>> p_text(0.0123), p_text(0.0), p_text(None)
     ('0.012', '< 1e-16', '-')
@@ -41,7 +41,7 @@ def p_text(p: float | None) -> str:
 
 
 def p_equals(p: float | None, name: str = "p") -> str:
-    """The same in a sentence.
+    """Format a p-value with its name, for use in a sentence.
 
     >>> p_equals(0.0123), p_equals(0.0, "Holm p")
     ('p = 0.012', 'Holm p < 1e-16')
@@ -51,7 +51,7 @@ def p_equals(p: float | None, name: str = "p") -> str:
 
 
 def counted(count: object, what: str) -> str:
-    """One or more of something.
+    """A count with a noun in singular or plural.
 
     >>> counted(1, "seed"), counted(5, "seed")
     ('1 seed', '5 seeds')
@@ -60,7 +60,7 @@ def counted(count: object, what: str) -> str:
 
 
 def bytes_text(size: float | None) -> str:
-    """In the largest unit that leaves a number of at least one.
+    """Format a number of bytes in the largest unit that gives a value of at least one.
 
     >>> bytes_text(0), bytes_text(94_200), bytes_text(5 << 30)
     ('0 B', '92.0 KiB', '5.0 GiB')
@@ -73,7 +73,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """In seconds, minutes or hours.
+    """Format a duration in seconds, minutes or hours.
 
     >>> seconds_text(0.25), seconds_text(75), seconds_text(7200)
     ('0.25 s', '75 s', '120 min')
@@ -86,12 +86,14 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def plain(label: str) -> str:
-    """A label that a figure shows as it is: no mathematics, no control characters, not too long."""
+    """Make a label safe for matplotlib: no math mode, no control characters, limited length."""
     shown = "".join(letter for letter in label if letter.isprintable())
     shown = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-    return (" " if shown.startswith("_") else "") + shown.replace("$", r"\$")  # matplotlib leaves out _names
+    return (" " if shown.startswith("_") else "") + shown.replace(
+        "$", r"\$"
+    )  # matplotlib hides labels that start with _
 
 
 def capital(text: str) -> str:
-    """With a capital letter first."""
+    """Capitalize the first letter only."""
     return text[:1].upper() + text[1:]

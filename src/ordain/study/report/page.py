@@ -1,4 +1,4 @@
-"""Pages from templates: HTML that needs nothing else, and the same in Markdown. Every word from a file is escaped."""
+"""Rendering of templates to self-contained HTML and to Markdown. All values are escaped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ordain.study.report.training_figures import Drawn
 
-_WIDE = 6.5  # inches: a wider figure would be too small to read on a phone, which scrolls it
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")  # wherever they stand
+_WIDE = 6.5  # inches: wider figures scroll on small screens
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")  # characters that are special everywhere
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_FIRST = re.compile(r"^(\d*)([-+.)])")  # where a list could begin: a backslash before a digit would be seen
+_FIRST = re.compile(r"^(\d*)([-+.)])")  # list markers at the start of a line
 
 
 def embedded(drawn: Drawn) -> dict[str, Any]:
-    """What a template needs of a figure. An SVG inside an ``img`` runs no script and loads nothing."""
+    """A figure for a template, as a data URI. An SVG in an ``img`` element cannot run scripts or load files."""
     return {
         "wide": drawn.inches > _WIDE,
         "name": drawn.name,
@@ -30,7 +30,7 @@ def embedded(drawn: Drawn) -> dict[str, Any]:
 
 
 def render(template: str, **values: Any) -> bytes:
-    """A page from one of the templates beside this package; one that ends in ``.md`` escapes by its filters."""
+    """Render a template of ``ordain.study``. Markdown templates (``.md``) escape values with the filters below."""
     environment = Environment(
         loader=PackageLoader("ordain.study"),
         autoescape=not template.endswith(".md"),  # noqa: S701 (Markdown has its own)
@@ -44,7 +44,7 @@ def render(template: str, **values: Any) -> bytes:
 
 
 def markdown_line(text: str) -> str:
-    r"""``text`` as Markdown shows it: one line, no markup, no HTML, no cell's end.
+    r"""Escape ``text`` for a line of Markdown: no markup, no HTML, no list marker.
 
     >>> print(markdown_line("a|b <i>"))
     a\|b &lt;i&gt;
@@ -53,17 +53,17 @@ def markdown_line(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """``text`` inside a line or a table's cell, where no list can begin."""
+    """Escape ``text`` inside a line or a table cell, where no list can begin."""
     return _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """A line of a table, its cells escaped."""
+    """Format a table row with escaped cells."""
     return "| " + " | ".join(markdown_cell(text) for text in cells) + " |"
 
 
 def unmarked(note: str) -> str:
-    """A note's words, without the little Markdown that it may have.
+    """Remove links and code marks from a Markdown note.
 
     >>> unmarked("See [the figure](a.png) of `mnist`.")
     'See the figure of mnist.'

@@ -1,4 +1,4 @@
-"""What a report says, whatever the study: one shape for the page, the Markdown and the overview."""
+"""The content of a report, used for HTML, Markdown and the overview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 2000
 
 @dataclass(frozen=True)
 class Telling:
-    """Sentences under a heading; ``more`` has further ones, each under its own."""
+    """Sentences with a heading; ``more`` holds further lists of sentences with their headings."""
 
     title: str
     headline: str
@@ -24,7 +24,7 @@ class Telling:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in cells; ``verdicts`` is a word for each row that a page may colour it by."""
+    """A table of text; ``verdicts`` has one word per row, used to colour it."""
 
     title: str
     headings: Sequence[str]
@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Figures under a heading."""
+    """Figures with a heading."""
 
     title: str
     note: str
@@ -43,27 +43,27 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """All of a report."""
+    """A whole report."""
 
-    title: str  # of the page
-    facts: str  # what was run, in a line
-    warnings: Sequence[str]  # what a reader must know first: a reduced data set, an unfinished run
+    title: str  # title of the page
+    facts: str  # one line about what was run
+    warnings: Sequence[str]  # e.g. a reduced data set, an unfinished run
     tellings: Sequence[Telling]  # the sentences
     sections: Sequence[Section]  # the figures
     tables: Sequence[Table]  # the numbers
-    made_with: Sequence[tuple[str, str]]  # enough to repeat it, (term, text)
-    problems: Table | None = None  # a table of what is in no comparison
-    commands: Table | None = None  # where several have worked on the run, each with what it ran on
-    explained: bool = False  # say how a training run's report is to be read
+    made_with: Sequence[tuple[str, str]]  # provenance as (term, text)
+    problems: Table | None = None  # jobs that are not compared
+    commands: Table | None = None  # all commands, if there were several
+    explained: bool = False  # include the notes on how to read a training report
 
     @property
     def figures(self) -> list[Drawn]:
-        """Those of all sections."""
+        """The figures of all sections."""
         return [figure for section in self.sections for figure in section.figures]
 
 
 def made_with(header: Header) -> list[tuple[str, str]]:
-    """The provenance of any study."""
+    """Provenance as (term, text) pairs."""
     notes = header.problem.get("notes")
     found = [
         ("Command", header.command),
@@ -78,7 +78,7 @@ def made_with(header: Header) -> list[tuple[str, str]]:
 
 
 def commands(header: Header) -> Table | None:
-    """Every command that has worked on the folder, where there was more than one."""
+    """A table of all commands that wrote to the folder; None if there was only one."""
     first, *others = header.made
     if not others:
         return None
@@ -90,13 +90,13 @@ def commands(header: Header) -> Table | None:
 
 
 def _changes(made: Made, first: Made) -> str:
-    """What of the machine and the versions is not as it was for the first command."""
+    """What changed in machine and versions since the first command."""
     mine, theirs = {**made.machine, **made.versions}, {**first.machine, **first.versions}
     return value_text({name: value for name, value in mine.items() if theirs.get(name) != value}) or "nothing"
 
 
 def value_text(value: object) -> str:
-    """A value of a JSON file as a person would write it."""
+    """Format a JSON value for reading."""
     if isinstance(value, dict):
         text = ", ".join(f"{_words(key)} {value_text(of)}" for key, of in value.items() if of is not None)
     elif isinstance(value, list | tuple):
@@ -123,5 +123,5 @@ def _seeds(values: Sequence[object]) -> str:
 
 
 def count_text(value: object) -> str:
-    """A count with commas; whatever else it may be, as text."""
+    """Format a count with thousands separators; other values as text."""
     return f"{value:,}" if isinstance(value, int) else value_text(value)

@@ -1,4 +1,4 @@
-"""Runs on several numbers of ranks: their curves on top of each other, and what a step takes and sends."""
+"""Comparison of runs with different numbers of ranks: loss curves, and time and traffic per step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTE = (
 
 
 def ranks_section(view: View) -> Section | None:
-    """Training loss of all orders that ran on more than one rank; None if there are none."""
+    """Figure of the training loss of all orders that ran on more than one rank; None if there are none."""
     figure = _figure(view)
     if figure is None:
         return None
@@ -46,7 +46,7 @@ def ranks_section(view: View) -> Section | None:
 
 
 def _figure(view: View) -> Figure | None:
-    """A panel an order; one process is a broad pale line, so that what lies on it can be seen."""
+    """One panel per order; a single process is a broad pale line, so that lines on top of it stay visible."""
     shown = _shown(view)
     kinds = sorted({_kind(entry.arm) for entry in shown.values()})
     panels: dict[str, dict[str, Entry]] = {}
@@ -73,7 +73,7 @@ def _figure(view: View) -> Figure | None:
 
 
 def _look(place: int) -> Style:
-    """Each thinner than those under it, and with gaps."""
+    """Later lines are thinner and dashed, so that earlier ones stay visible."""
     width = max(1.2, 3.6 - 0.8 * place)
     return replace(style(place + 1), linestyle=DASHES[(place - 1) % len(DASHES)], linewidth=width)
 
@@ -87,7 +87,7 @@ def _words(ranks: int, mode: str) -> str:
 
 
 def ranks_table(run: Run, view: View) -> Table | None:
-    """A line for each of them; None if no job had more than one rank."""
+    """Table of all orders that ran on more than one rank; None if there are none."""
     shown = _shown(view)
     if not shown:
         return None
@@ -107,7 +107,7 @@ def _line(view: View, name: str, entry: Entry, steps: int, decimals: int) -> tup
         str(arm.ranks),
         arm.mode or NOTHING,
         number(number_or_none(entry.final(TRAIN).mean()), decimals),
-        f"{gaps.max():.1e}" if gaps.notna().any() else NOTHING,  # over epochs and seeds that both have
+        f"{gaps.max():.1e}" if gaps.notna().any() else NOTHING,  # over common epochs and seeds
         *(_milliseconds(trained[part], steps) for part in ("training_seconds", "ordering")),
         bytes_text(number_or_none(trained.sent_bytes.median())),
     )
@@ -118,13 +118,13 @@ def _milliseconds(seconds: pd.Series, steps: int) -> str:
 
 
 def _shown(view: View) -> dict[str, Entry]:
-    """What ran on several ranks, each after what it is compared with on one."""
+    """Orders that ran on several ranks, together with their single-process runs."""
     bases = {_base(name) for name, entry in view.shown.items() if entry.arm.ranks > 1}
     return {name: entry for name, entry in view.shown.items() if _base(name) in bases}
 
 
 def _base(name: str) -> str:
-    """The arm on one rank.
+    """The name of the arm on one rank.
 
     >>> _base("grab@8+2-independent")
     'grab@8'

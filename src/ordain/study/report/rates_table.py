@@ -1,4 +1,4 @@
-"""Every order at every rate: a rate that is best for one may be where another gains most."""
+"""Table of every order at every learning rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ordain.study.runs.records import Run
 
 
 def rates_table(run: Run) -> Table | None:
-    """Final training losses, each beside RR's at the same rate; None where there is one rate only."""
+    """Final training losses compared with RR at the same rate; None if there is only one rate."""
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
     if len(rates) < 2:
         return None
@@ -29,7 +29,7 @@ def _column(view: View, decimals: int) -> list[str]:
 
 
 def _cell(entry: Entry, baseline: Entry | None, found: Comparison | None, decimals: int) -> str:
-    """Mean ± standard deviation; the difference from RR's in the same seeds, as a share of that; its p."""
+    """Mean ± standard deviation, relative difference from RR over common seeds, and its p-value."""
     if not entry.seeds:
         return entry.reason
     finals = final_spread(entry, TRAIN)

@@ -1,4 +1,4 @@
-"""Is a difference between two orders more than luck? Paired t tests over seeds, and Holm's correction."""
+"""Significance of differences between orders: paired t-tests over seeds and Holm's correction."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from scipy.stats import ttest_rel
 LEVEL = 0.01
 ENOUGH_SEEDS = 5
 HELPS, WORSE, CANNOT_TELL = "helps", "does not help (worse)", "cannot tell"
-SAME = "no different"  # to the last digit, in every seed
+SAME = "no different"  # bitwise equal for every seed
 FEW_SEEDS = f"cannot tell (needs {ENOUGH_SEEDS} seeds)"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm against the baseline, paired over the seeds both have."""
+    """Comparison of an arm with its baseline, paired over common seeds."""
 
-    seeds: tuple[int, ...]  # the common ones
-    difference: float | None = None  # arm minus baseline, mean over them; None without a finite pair for each
-    # The 99 % confidence interval of the difference; it leaves out zero where p < 0.01.
+    seeds: tuple[int, ...]  # common seeds
+    difference: float | None = None  # mean of arm minus baseline; None if a value is missing
+    # 99 % confidence interval of the difference; it excludes zero exactly if p < 0.01.
     interval: tuple[float, float] | None = None
-    # Of the paired t test; None where there is nothing to test (one seed, or no difference in any).
+    # p-value of the paired t-test; None if there is only one seed, or no difference for any seed.
     p: float | None = None
     holm: float | None = None  # p corrected for the number of arms compared (Holm 1979)
 
@@ -34,9 +34,9 @@ class Comparison:
 def compare(
     arm: pd.Series | Mapping[int, float | None], baseline: pd.Series | Mapping[int, float | None]
 ) -> Comparison:
-    """Values by seed, paired over common seeds. One that is missing or not finite leaves no comparison:
+    """Compare values by seed, paired over common seeds.
 
-    to drop its seed would favour the arm that diverged in it.
+    There is no comparison if a value is missing or not finite: skipping its seed would favour an arm that diverged.
     """
     both = pd.concat([pd.Series(of, dtype=float) for of in (arm, baseline)], axis=1, join="inner").sort_index()
     seeds, (ours, theirs) = tuple(map(int, both.index)), both.to_numpy().T
@@ -46,7 +46,7 @@ def compare(
     difference = float(differences.mean())
     if len(seeds) < 2 or not differences.any():
         return Comparison(seeds, difference)
-    with warnings.catch_warnings():  # differences that are all alike: p is 0, and the warning says no more
+    with warnings.catch_warnings():  # SciPy warns if all differences are equal
         warnings.simplefilter("ignore")
         test = ttest_rel(ours, theirs)
         interval = test.confidence_interval(1 - LEVEL)
@@ -56,24 +56,24 @@ def compare(
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction; None (nothing was tested) stays None and does not count.
+    """Holm's step-down correction; None (not tested) stays None and does not count.
 
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
     """
     tested = pd.Series(ps, dtype=float).dropna().sort_values(kind="stable")
-    adjusted = (tested * np.arange(len(tested), 0, -1)).clip(upper=1.0).cummax()  # never below that of a smaller p
+    adjusted = (tested * np.arange(len(tested), 0, -1)).clip(upper=1.0).cummax()  # adjusted p-values are monotone
     return [float(adjusted[place]) if place in adjusted else None for place in range(len(ps))]
 
 
 def corrected(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
-    """The same with Holm's p over all of them."""
+    """Add Holm-corrected p-values over all comparisons."""
     ps = holm([comparison.p for comparison in comparisons.values()])
     return {name: replace(old, holm=p) for (name, old), p in zip(comparisons.items(), ps, strict=True)}
 
 
 def verdict(comparison: Comparison, *, lower_is_better: bool = True) -> str:
-    """In words; that it helps or is worse at p < 0.01 alone, and not with fewer than five seeds."""
+    """The verdict in words; "helps" and "worse" require p < 0.01 and at least five seeds."""
     if comparison.difference is None:
         return CANNOT_TELL
     if comparison.difference == 0 and comparison.p is None:
@@ -86,5 +86,5 @@ def verdict(comparison: Comparison, *, lower_is_better: bool = True) -> str:
 
 
 def number_or_none(value: float) -> float | None:
-    """None where pandas has no finite number: of nothing, of one value's deviation, of what was never reached."""
+    """Convert NaN and infinities (e.g. the mean of nothing) to None."""
     return float(value) if math.isfinite(value) else None

@@ -30,7 +30,7 @@ _MEMORY = "What orders hold; whether they help is not asked here."
 
 
 def training_content(run: Run) -> Content:
-    """Sentences, figures and tables of everything that has been recorded."""
+    """Build the report from all records."""
     run = with_missing_arms(run)
     found = views(run)
     drawn = training_figures(run, found)
@@ -53,7 +53,7 @@ def training_content(run: Run) -> Content:
 
 
 def _telling(run: Run, view: View) -> Telling:
-    if run.config.get("study") == "memory":  # one epoch, in which no order has used what it learnt
+    if run.config.get("study") == "memory":  # after one epoch all orders are the same
         return Telling(capital(view.title), _MEMORY, [_held(row) for row in rows(view)])
     train, *others = metrics(run)
     more = [(f"Final {metric.title.partition(',')[0]}", sentences(view, metric)) for metric in others]
@@ -73,7 +73,7 @@ def _table(view: View) -> Table:
     told = [place for place in range(len(COLUMNS)) if any(line[place] != NOTHING for line in lines)]
     return Table(
         f"{capital(view.title)}: numbers",
-        [COLUMNS[place].heading for place in told],  # older records have no CPU time, and no memory of a job
+        [COLUMNS[place].heading for place in told],  # older records lack some columns
         [tuple(line[place] for place in told) for line in lines],
         [row.verdict for row in table],
     )
@@ -111,7 +111,7 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
 
 
 def _at_edges(run: Run, view: View) -> list[str]:
-    """Which arms do best at an end of their rates: beyond it they may do better."""
+    """Warnings about arms whose best rate is the largest or smallest one tried."""
     ends = {"largest": max, "smallest": min}
     said = []
     for word, end in ends.items():

@@ -1,4 +1,4 @@
-"""Every figure of a training run, by name, in the order of the page."""
+"""All figures of a training report, in page order."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, Vi
 from ordain.study.runs.records import Run
 from ordain.study.style import Style, png, svg
 
-# What the Markdown shows: enough for the verdicts, and few enough to be kept in a repository. The page has all.
+# Figures shown in Markdown: few enough to keep in a repository. The HTML page shows all figures.
 _MAIN = ("difference", "train-loss-epochs", "valid-loss-epochs", "herding", "stale-fresh", "rates")
-Named = tuple[str, str, Figure | None]  # its file's name, what it shows, and the figure where there is something
+Named = tuple[str, str, Figure | None]  # file name, alternative text, and the figure (None if there is no data)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as files' bytes; ``text`` is what a page says where it cannot be seen, ``inches`` its width.
+    """A rendered figure; ``text`` is its alternative text, ``inches`` its width.
 
-    One that is ``main`` is in the Markdown too.
+    Only ``main`` figures are shown in the Markdown report.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Drawn:
 
 
 def draw(name: str, text: str, figure: Figure, *, main: bool = True) -> Drawn:
-    """Render it twice."""
-    with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
+    """Render a figure as PNG and SVG."""
+    with warnings.catch_warnings():  # missing glyphs are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         pixels = png(figure, dpi=130)
-        figure.set_layout_engine("none")  # it is laid out; doing so again would take longer than drawing
+        figure.set_layout_engine("none")  # the layout is done; repeating it is slow
         return Drawn(name, text, pixels, svg(figure), figure.get_figwidth(), main)
 
 
 def training_figures(run: Run, found: list[View]) -> dict[str, list[Drawn]]:
-    """By section: one for each view ("own", "rr"), and "costs"."""
+    """Figures by section: one section per view ("own", "rr"), and "costs"."""
     looks = styles(run)
     wanted = ("memory",) if run.config.get("study") == "memory" else _MAIN
     sections = {view.name: _of_view(run, view, looks) for view in found} | {"costs": _of_costs(run, found[0], looks)}

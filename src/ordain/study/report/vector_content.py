@@ -1,4 +1,4 @@
-"""The content of a report on a study of plain vectors: what that study itself has to show and say."""
+"""The content of a report on a vector study."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def vector_content(folder: Path, header: Header) -> Content:
-    """Its sentences, figures and table."""
-    from ordain.study.vectors import STUDIES  # a report on training needs none of them
+    """Build the report from the study's own sentences, figures and table."""
+    from ordain.study.vectors import STUDIES  # not needed for training reports
 
     if header.kind not in STUDIES:
         raise InputError(
@@ -45,7 +45,7 @@ def vector_content(folder: Path, header: Header) -> Content:
 
 
 def _unfinished(study: Study[Any], folder: Path, header: Header) -> list[str]:
-    """A warning if the folder has fewer points than its configuration asks for."""
+    """A warning if some configured points have not been measured."""
     asked = sum(1 for _ in study.points(study.sizes(False, **header.config)))
     measured = read_bytes(records_file(folder)).count(b"\n")
     return [f"Unfinished: {measured:,} of {asked:,} points have been measured."] if measured < asked else []

@@ -1,4 +1,4 @@
-"""What a run says about each arm, in a plain sentence with its numbers."""
+"""One sentence per arm: the verdict and its numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LEADS = {
     SAME: "{} is no different",
 }
 _UNCORRECTED = "Clearly is p < 0.01, not corrected for the number of orders; Holm's p, beside each, is."
-OUT = "out"  # the verdict on an arm that has no finished job to compare
+OUT = "out"  # verdict on an arm without a finished job
 _RANKS = (*_LEADS, OUT)
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """``lead: rest``; ``verdict`` is what it comes to."""
+    """A sentence ``lead: rest`` and its verdict."""
 
     verdict: str
     lead: str
@@ -31,12 +31,12 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        """The whole sentence."""
+        """The complete sentence."""
         return f"{self.lead}: {self.rest}" if self.lead else self.rest
 
 
 def sentences(view: View, metric: Metric) -> list[Sentence]:
-    """One for each arm but RR: those that help first, then those that are worse."""
+    """One sentence per arm except RR, sorted by verdict."""
     comparisons = view.comparisons(metric)
     found = [
         _sentence(entry, view.baseline(name), metric, comparisons.get(name))
@@ -60,7 +60,7 @@ def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: 
 
 
 def numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Comparison, *, whose: str = "RR") -> str:
-    """What an arm reached against another (``whose``), and whether that is luck."""
+    """Final values of an arm and its baseline (called ``whose``), with p-value, seeds and rate."""
     ours, theirs = (mean_over(of, metric, comparison.seeds) for of in (entry, baseline))
     name, _, unit = metric.title.partition(", ")
     unit = f" {unit}" if unit else ""
@@ -87,7 +87,7 @@ def _percent(share: float) -> str:
 def _test(comparison: Comparison) -> str:
     if comparison.p is None:
         return "nothing to test"
-    if comparison.holm is None:  # one comparison alone has none
+    if comparison.holm is None:  # a single comparison is not corrected
         return p_equals(comparison.p)
     return f"{p_equals(comparison.p)}, {p_equals(comparison.holm, 'Holm p')}"
 
@@ -100,13 +100,13 @@ def _seeds(entry: Entry, baseline: Entry, seeds: tuple[int, ...]) -> str:
 
 
 def mean_over(entry: Entry, metric: Metric, seeds: tuple[int, ...]) -> float:
-    """Of the final values in these seeds, as shown; 0 if there is none."""
+    """Mean of the final values over the given seeds, scaled for display; 0 if there are none."""
     finals = metric.scale * entry.final(metric).loc[list(seeds)].dropna()
     return 0.0 if finals.empty else float(finals.mean())
 
 
 def headline(view: View) -> str:
-    """How many arms end with a lower training loss than RR, in one sentence."""
+    """A summary of the verdicts on the training loss."""
     said = [sentence.verdict for sentence in sentences(view, TRAIN)]
     if not said:
         return "There is no order to compare with random reshuffling."

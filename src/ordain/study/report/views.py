@@ -1,4 +1,4 @@
-"""Which rate each arm is shown at: its own best, or that of random reshuffling (the paper's protocol)."""
+"""Views of a run: each arm at its own best learning rate, or all at RR's best rate (the paper's protocol)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOST = ("diverged", "refused")
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of each epoch: ``column`` of the records; ``scale`` is what it is shown multiplied by."""
+    """A measured quantity: a ``column`` of the records, multiplied by ``scale`` for display."""
 
     name: str
     title: str
@@ -36,44 +36,44 @@ VALID_ACCURACY = Metric("valid-accuracy", "validation accuracy, %", "valid_accur
 
 @dataclass(frozen=True)
 class Entry:
-    """An arm at the rate a view gives it."""
+    """An arm at the learning rate of a view."""
 
     arm: Arm  # which
-    rate: float | None  # None if it has none, and then reason says why
-    jobs: pd.DataFrame  # the finished ones at that rate, by seed; with what their last epoch measured
-    epochs: pd.DataFrame  # of those jobs, by (seed, epoch)
-    reason: str = ""  # "" if there is nothing to say
+    rate: float | None  # None if there is none; see reason
+    jobs: pd.DataFrame  # finished jobs at that rate, by seed, with their final values
+    epochs: pd.DataFrame  # epochs of these jobs, by (seed, epoch)
+    reason: str = ""  # why jobs are missing, or ""
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Those of its finished jobs."""
+        """Seeds of the finished jobs."""
         return tuple(map(int, self.jobs.index))
 
     def final(self, metric: Metric) -> pd.Series:
-        """After the last epoch, by seed; NaN where it was not measured."""
+        """Values after the last epoch, by seed; NaN if not measured."""
         return self.jobs[metric.column]
 
 
 @dataclass(frozen=True)
 class View:
-    """Every arm at one rate: ``name`` is "own" or "rr"."""
+    """All arms, each at one rate; ``name`` is "own" or "rr"."""
 
     name: str
     title: str
     entries: Mapping[str, Entry]
 
     def baseline(self, name: str) -> Entry | None:
-        """The random reshuffling that an arm is compared with, if it has a finished job."""
+        """The RR that an arm is compared with; None if it has no finished job."""
         found = baseline_of(name, self.entries)
         return self.entries[found] if found and self.entries[found].seeds else None
 
     @property
     def shown(self) -> dict[str, Entry]:
-        """The arms that have something to draw."""
+        """The arms with at least one finished job."""
         return {name: entry for name, entry in self.entries.items() if entry.seeds}
 
     def comparisons(self, metric: Metric) -> dict[str, Comparison]:
-        """Each other arm against its baseline, with Holm's p over the arms of this view."""
+        """Compare each arm with its baseline; Holm's correction is over the arms of this view."""
         found = {
             name: compare(entry.final(metric), baseline.final(metric))
             for name, entry in self.shown.items()
@@ -84,7 +84,7 @@ class View:
 
 @dataclass(frozen=True)
 class Problem:
-    """Jobs of an arm that are in no comparison, and why."""
+    """Jobs of an arm that are not compared, and the reason."""
 
     label: str
     rates: tuple[float, ...]
@@ -94,7 +94,7 @@ class Problem:
 
 
 def gathered(jobs: list[Problem]) -> list[Problem]:
-    """From problems of one job each, one for the rates at which the same seeds have the same."""
+    """Merge problems of single jobs: one for all rates at which the same seeds have the same problem."""
     by_rate: dict[tuple[str, str, str], dict[float, list[int]]] = {}
     for job in jobs:
         by_rate.setdefault((job.label, job.state, job.why), {}).setdefault(job.rates[0], []).extend(job.seeds)
@@ -107,7 +107,7 @@ def gathered(jobs: list[Problem]) -> list[Problem]:
 
 
 def metrics(run: Run) -> list[Metric]:
-    """Training loss, validation loss, and those of the test set (or else validation accuracy) that were recorded."""
+    """The recorded metrics: training, validation and test loss, and test (or else validation) accuracy."""
     held_out = [metric for metric in (VALID, TEST, ACCURACY) if run.done[metric.column].notna().any()]
     if ACCURACY not in held_out and run.done[VALID_ACCURACY.column].notna().any():
         held_out.append(VALID_ACCURACY)
@@ -115,7 +115,7 @@ def metrics(run: Run) -> list[Metric]:
 
 
 def views(run: Run) -> list[View]:
-    """Each arm at its own best rate, and all at RR's; one view where those are the same, or no other was run."""
+    """The views "own" and "rr", or only one of them if they are the same."""
     rates = {name: best_rate(run, arm) for name, arm in run.arms.items()}
     own = View("own", "each at its own best rate", _entries(run, rates))
     baselines = {name: baseline_of(name, run.arms) for name in run.arms}
@@ -136,14 +136,14 @@ def views(run: Run) -> list[View]:
 
 
 def at_rate(run: Run, rate: float) -> View:
-    """All arms at this one."""
+    """The view of all arms at a given rate."""
     return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate)))
 
 
 def best_rate(run: Run, arm: Arm) -> float | None:
-    """The rate of the lowest mean validation loss after the last epoch; of two, the larger.
+    """The rate with the lowest mean validation loss after the last epoch; ties go to the larger rate.
 
-    A rate at which a seed diverged (or was refused) is out. Where only one is left there is nothing to choose.
+    Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss.
     """
     jobs = select(run.jobs, arm.name)
     lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
@@ -156,7 +156,7 @@ def best_rate(run: Run, arm: Arm) -> float | None:
 
 
 def problems(run: Run) -> list[Problem]:
-    """Every job that is in no comparison: unfinished, diverged, refused, or ended at another epoch than the rest."""
+    """All jobs that are not compared: unfinished, diverged, refused, or with fewer epochs than the others."""
     length, found = _length(run), []
     last = run.jobs.epoch.fillna(0).astype(int)
     needed = run.jobs.needed_bytes.fillna(0).astype(int)
@@ -175,7 +175,7 @@ def problems(run: Run) -> list[Problem]:
 
 
 def _length(run: Run) -> int:
-    """How many epochs a whole job has: the most of any that is done."""
+    """The number of epochs of a complete job: the maximum over finished jobs."""
     return 0 if run.done.empty else int(run.done.epoch.max())
 
 
@@ -200,7 +200,7 @@ def _entry(run: Run, name: str, rate: float | None) -> Entry:
         return _without(run, name, rate, "not run at this rate")
     states = sorted({*jobs.state} - {DONE})
     done = jobs[_finished(run, jobs)]
-    if done.empty or not {*_LOST}.isdisjoint(states):  # the seeds that went well would be a choice of luck
+    if done.empty or not {*_LOST}.isdisjoint(states):  # the remaining seeds would be a biased sample
         return _without(run, name, rate, " and ".join(states) or "ended before the others")
     left = len(jobs) - len(done)
     epochs = select(run.epochs, name, rate)
@@ -209,5 +209,5 @@ def _entry(run: Run, name: str, rate: float | None) -> Entry:
 
 
 def _without(run: Run, name: str, rate: float | None, reason: str) -> Entry:
-    """An entry that has nothing to compare."""
+    """An entry without finished jobs."""
     return Entry(run.arms[name], rate, select(run.jobs, "", 0.0), select(run.epochs, "", 0.0), reason)

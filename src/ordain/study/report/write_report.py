@@ -1,4 +1,4 @@
-"""A report as files: a page, its figures, and the same in Markdown."""
+"""Writing reports: HTML page, figures and Markdown."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
 
 @dataclass(frozen=True)
 class Failure:
-    """A run of several that could not be reported, and why."""
+    """A run that could not be reported, and the reason."""
 
     folder: Path
     why: str
 
 
 def write_report(folder: Path, out: Path | None = None) -> Content:
-    """Write the report on one run into ``out``, by default ``folder/report``; gives back what it says.
+    """Write the report on one run to ``out`` (default: ``folder/report``), and return its content.
 
     Raises:
-        InputError: no run there, or records that cannot be read. Nothing has been written then.
+        InputError: there is no run, or its records cannot be read. Nothing is written then.
     """
     header = read_header(folder)
     content = training_content(read_run(folder)) if header.kind == TRAINING else vector_content(folder, header)
@@ -38,7 +38,7 @@ def write_report(folder: Path, out: Path | None = None) -> Content:
 
 
 def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
-    """Write a report on each run in ``folder`` and a page over all of them; gives back those that could not be read."""
+    """Write a report on each run in ``folder`` and an overview page; returns the runs that could not be read."""
     out = out or folder / "report"
     parts: list[dict[str, Any]] = []
     failures: list[Failure] = []
@@ -67,7 +67,7 @@ def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
 
 
 def write_content(content: Content, out: Path) -> None:
-    """The page, its figures and the Markdown."""
+    """Write the HTML page, the figures and the Markdown report."""
     out.mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
         write_bytes(out / f"{figure.name}.png", figure.png)

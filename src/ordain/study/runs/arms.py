@@ -1,4 +1,4 @@
-"""Arms: an order by name, the size of its units, over how many ranks it runs, what it is called and what it costs."""
+"""Arms: the orders under comparison, with unit size and number of ranks, and estimates of their cost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ordain.study.runs.config import RunConfig
 from ordain.study.runs.multi_rank import PATIENCE
 
 BASELINE = "rr"
-SOURCE, RETRAIN = "grab", "retrain"  # whose last order "retrain" keeps
-STORING = ("greedy", "herding")  # keep n gradients
-_DIGITS = 9  # of a unit's size
+SOURCE, RETRAIN = "grab", "retrain"  # "retrain" reuses the last order of SOURCE
+STORING = ("greedy", "herding")  # orders that store n gradients
+_DIGITS = 9  # at most, in a unit's size
 _PROCESSES = re.compile(r"([2-9]|[1-9][0-9]{1,3})(-independent)?", re.ASCII)
 Mode = Literal["exact", "independent"]
-_PER_SECOND = 2e9  # products of two numbers, on one thread of a 2.8 GHz Xeon, at n = 2,000 and d = 7,850
+_PER_SECOND = 2e9  # multiply-adds, measured on one thread of a 2.8 GHz Xeon, at n = 2,000 and d = 7,850
 
 
 def is_baseline(name: str) -> bool:
-    """Is it random reshuffling, in units of whatever size, on however many ranks?
+    """Whether the arm is random reshuffling, for any unit size and number of ranks.
 
     >>> is_baseline("rr"), is_baseline("rr@8"), is_baseline("rr+2"), is_baseline("grab@8")
     (True, True, True, False)
@@ -36,7 +36,7 @@ def is_baseline(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The order of an arm, without its units and ranks.
+    """The order's name, without unit size and ranks.
 
     >>> plain_name("grab-pair@8+2-independent")
     'grab-pair'
@@ -45,7 +45,7 @@ def plain_name(name: str) -> str:
 
 
 def baseline_of(name: str, arms: Container[str]) -> str | None:
-    """What an arm is compared with: RR in units of the same size and on as many ranks, as far as ``arms`` has it.
+    """The baseline of an arm: RR with the same unit size and number of ranks, or the closest RR in ``arms``.
 
     >>> baseline_of("grab@8", ["rr", "rr@8"]), baseline_of("grab@8", ["rr"]), baseline_of("grab", ["rr@8"])
     ('rr@8', 'rr', None)
@@ -61,19 +61,19 @@ def baseline_of(name: str, arms: Container[str]) -> str | None:
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a figure."""
+    """One order as it is run: a line in every figure."""
 
     name: str  # in records and on the command line, "grab@8", "grab+2"
     order: str  # in ordain.orders.ORDERS, or "fixed"
-    label: str  # for people
-    group: int  # examples to a unit
-    shares_first: bool  # does its first epoch visit the examples as that of every other order of its seed?
+    label: str  # display name
+    group: int  # examples per unit
+    shares_first: bool  # whether its first epoch is the one all orders of a seed share
     ranks: int = 1  # processes that train together
     mode: Mode = "exact"  # how the order works with the other ranks
 
 
 def parse(name: str, *, group: int = 1) -> Arm:
-    """The arm of a name; ``group`` where the name does not say.
+    """Parse an arm's name; ``group`` is the unit size if the name has none.
 
     >>> parse("grab@8").label, parse("grab+2-independent").label
     ('GraB, units of 8', 'GraB, 2 ranks (independent)')
@@ -115,7 +115,7 @@ def parse(name: str, *, group: int = 1) -> Arm:
 
 
 def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> tuple[str, ...]:
-    """Every arm on every number of ranks; one that names its ranks stays as it is.
+    """Combine every arm with every number of ranks; arms that already name their ranks are kept unchanged.
 
     >>> on_ranks(["rr", "grab", "grab+3"], [1, 2], "independent")
     ('rr', 'grab', 'rr+2-independent', 'grab+2-independent', 'grab+3')
@@ -127,7 +127,7 @@ def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> 
 
 
 def check_units(arm: Arm, n: int) -> None:
-    """Refuse one unit of all examples: there would be nothing to order."""
+    """Raise InputError if all examples fall into a single unit: there would be nothing to order."""
     if arm.group > 1 and n <= arm.group:
         raise InputError(
             f"{arm.name} in units of {arm.group:,} on {n:,} examples",
@@ -139,7 +139,7 @@ def check_units(arm: Arm, n: int) -> None:
 def build_order(
     arm: Arm, model: nn.Module, n: int, *, seed: int, memory_limit: int, fixed: NDArray[Any] | None = None
 ) -> Order:
-    """The order of an arm; ``fixed`` is the permutation that ``"retrain"`` keeps."""
+    """Build the order of an arm; ``fixed`` is the permutation used by ``"retrain"``."""
     if fixed is not None:
         return FixedOrder(fixed)
     more: dict[str, Any] = {"memory_limit": memory_limit} if arm.order in STORING else {}
@@ -148,22 +148,22 @@ def build_order(
 
 
 def stored_bytes(arm: Arm, n: int, d: int) -> int:
-    """Bytes of the float32 gradients that Greedy and Herding store: one of length d for each unit (Alg. 2)."""
+    """Bytes of the float32 gradients that Greedy and Herding store: one d-vector per unit (Alg. 2)."""
     return -(-n // arm.group) * d * 4
 
 
 def greedy_seconds(units: int, d: int) -> float:
-    """One epoch's herding: each of n choices updates <s, z> for what is left, n^2 d / 2 products in all (Alg. 1).
+    """Estimated time of greedy herding for one epoch: n^2 d / 2 multiply-adds in all (Alg. 1).
 
-    That is how Greedy works where the n x n Gram matrix does not fit; where it does, it is several times faster.
+    This is an upper estimate: when the n x n Gram matrix fits in memory, Greedy is several times faster.
     """
     return units * units * d / 2 / _PER_SECOND
 
 
 def too_slow(arm: Arm, config: RunConfig, n: int, d: int) -> str | None:
-    """Why a Greedy job is refused: its herding would take longer than ``config.greedy_hours``.
+    """The reason to refuse a Greedy job whose herding would exceed ``config.greedy_hours``, or None.
 
-    The last epoch herds nothing: no epoch follows it.
+    No herding follows the last epoch.
     """
     if arm.order != "greedy":
         return None

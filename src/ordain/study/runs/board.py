@@ -1,4 +1,4 @@
-"""The same numbers for TensorBoard."""
+"""TensorBoard logging."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SCALARS = ("train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_acc
 
 
 def check_installed() -> None:
-    """Refuse ``--tensorboard`` where there is none."""
+    """Raise InputError if TensorBoard is not installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
@@ -24,7 +24,7 @@ def check_installed() -> None:
 
 
 class Board:
-    """Scalars of one job under ``tensorboard/``; those from epoch ``first`` on are hidden, to be written again."""
+    """Writes one job's scalars to ``tensorboard/``; values from epoch ``first`` on replace older ones."""
 
     def __init__(self, out: Path, job: Job, *, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -32,11 +32,11 @@ class Board:
         self._writer: Any = SummaryWriter(str(job.board(out)), purge_step=first)
 
     def add(self, line: dict[str, Any]) -> None:
-        """The numbers of an epoch's line."""
+        """Log the numbers of one epoch."""
         for name in _SCALARS:
             if line[name] is not None:
                 self._writer.add_scalar(name, line[name], line["epoch"])
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""What a run is: a typed configuration that is saved with its records and must be met to go on."""
+"""The configuration of a run. It is saved with the records, and resuming requires the same one."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from ordain.study.strict_json import validated
 
 Protocol = Literal["tuned", "paper"]
 Optimizer = Literal["sgd", "adamw"]
-_GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
+_GROWING = ("arms", "rates", "seeds")  # settings that may be extended later
 
 
 @dataclass(config=ConfigDict(strict=True, extra="forbid"), frozen=True)
 class RunConfig:
-    """Everything that records depend on."""
+    """Every setting that the records depend on."""
 
     task: str  # a name in ordain.study.tasks.TASKS
     arms: tuple[str, ...]  # orders by name; "grab@8" orders units of 8 examples
     rates: tuple[float, ...]  # learning rates
-    seeds: tuple[int, ...]  # of the initial weights and of the orders
+    seeds: tuple[int, ...]  # seeds of the initial weights and the orders
     epochs: int  # passes over the training set
-    batch_size: int  # examples to a step
-    momentum: float  # of SGD; AdamW has torch's betas
+    batch_size: int  # examples per step
+    momentum: float  # SGD only; AdamW uses torch's default betas
     weight_decay: float  # of the optimizer
-    plateau: bool = False  # the paper's schedule of WikiText-2
-    clip: float | None = None  # the largest norm of a batch's gradient
+    plateau: bool = False  # use the paper's schedule for WikiText-2
+    clip: float | None = None  # maximum gradient norm
     study: str = "training"  # "training", or the ablation that chose the arms
-    # "tuned": every arm at every rate; "paper": the others only at the best of RR in their units.
+    # "tuned": every arm at every rate; "paper": other arms only at the best rate of RR with the same unit size.
     protocol: Protocol = "tuned"
-    group: int = 1  # examples to a unit, for arms that do not say
+    group: int = 1  # default unit size
     limit: int | None = None  # use at most this many examples of each set
-    herding: bool = False  # measure the herding objective and how stale gradients are, after each epoch
-    threads: int = 1  # of torch and of BLAS, in each worker
+    herding: bool = False  # measure herding objective and gradient staleness after each epoch
+    threads: int = 1  # torch and BLAS threads per worker
     memory_limit: int = 2 * 2**30  # bytes that Greedy and Herding may store
-    greedy_hours: float = 1.0  # refuse Greedy where a job's herding would take longer, as estimated
-    weights: str | None = None  # what a BERT starts from: a folder, or a model of the hub
-    # What steps with the gradients; orders balance the gradients themselves, whatever it is.
+    greedy_hours: float = 1.0  # refuse Greedy if its estimated herding time exceeds this
+    weights: str | None = None  # initial BERT weights: a folder, or a model on the hub
+    # Orders always balance the raw gradients, whatever the optimizer.
     optimizer: Optimizer = "sgd"
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, strings and lists."""
+        """The configuration as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
-        """What :meth:`to_json` gave; ``where`` is what errors call it. Older runs lack what now has a default."""
+        """Inverse of :meth:`to_json`; ``where`` names the source in errors. Missing settings get their defaults."""
         found: RunConfig = validated(
             cls, json.dumps(saved).encode(), where, remedy="Mend the file, or run into a new folder with --out."
         )
@@ -58,7 +58,7 @@ class RunConfig:
 
 
 def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:
-    """``saved`` with what ``asked`` adds to it; refused if more than arms, rates and seeds differ."""
+    """Add the arms, rates and seeds of ``asked`` to ``saved``; any other difference raises InputError."""
     differing = [
         f"{field.name} ({getattr(saved, field.name)!r} there, {getattr(asked, field.name)!r} here)"
         for field in fields(RunConfig)

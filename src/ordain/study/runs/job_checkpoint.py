@@ -1,4 +1,4 @@
-"""Where a job goes on: model, optimizer and order after an epoch, in one file that is whole or not there."""
+"""Checkpoints of a job: model, optimizer and order after an epoch, written atomically."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _KEYS = {"epoch", "lines", "model", "optimizer", "schedule", "order"}
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that cannot be gone on with: its job is begun anew."""
+    """The checkpoint cannot be loaded; the job must restart."""
 
 
 class Checkpoints:
     """The checkpoint of one job.
 
-    Greedy and Herding save n gradients, which may take seconds and gigabytes: a checkpoint that took t seconds is not
-    followed by another within 20 t.
+    Saving n gradients (Greedy, Herding) can take seconds and gigabytes, so after a checkpoint that took t seconds the
+    next one is at least 20 t later.
 
     Args:
-        path: where; its folder is made when first needed.
-        every: seconds from one checkpoint to the next, at least; 0 saves after every epoch.
+        path: the checkpoint file; its folder is created when needed.
+        every: minimum number of seconds between checkpoints; 0 saves after every epoch.
     """
 
     def __init__(self, path: Path, *, every: float) -> None:
@@ -35,21 +35,21 @@ class Checkpoints:
         self._last, self._took = time.monotonic(), 0.0
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved, or None."""
+        """Load the checkpoint, or None if there is none."""
         if not self._path.exists():
             return None
         try:
             state = torch.load(self._path, weights_only=True)
-        except (OSError, MemoryError):  # of the machine, not of the file
+        except (OSError, MemoryError):  # a problem of the machine, not of the file
             raise
-        except Exception as error:  # garbage makes torch raise nearly anything
+        except Exception as error:  # torch raises many kinds of errors for damaged files
             raise DamagedCheckpointError from error
         if not isinstance(state, dict) or state.keys() != _KEYS or not _fit(state["epoch"], state["lines"]):
             raise DamagedCheckpointError
         return state
 
     def save(self, state: Callable[[], dict[str, Any]]) -> bool:
-        """Save what ``state`` gives if it is time to; says whether it did."""
+        """Save ``state()`` if enough time has passed; returns whether it did."""
         start = time.monotonic()
         if self._every and start - self._last < max(self._every, _SHARE * self._took):
             return False
@@ -61,10 +61,10 @@ class Checkpoints:
         return True
 
     def remove(self) -> None:
-        """The job has ended."""
+        """Delete the checkpoint."""
         self._path.unlink(missing_ok=True)
 
 
 def _fit(epoch: Any, lines: Any) -> bool:
-    """A record has its start and epochs 0 to ``epoch`` when a checkpoint is saved."""
+    """Check the counters: a checkpoint is saved after the start line and epochs 0 to ``epoch``."""
     return isinstance(epoch, int) and isinstance(lines, int) and epoch >= 1 and lines == epoch + 2

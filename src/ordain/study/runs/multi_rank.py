@@ -1,4 +1,4 @@
-"""The processes that do one job together: rank 0 decides, evaluates and writes; the others train along."""
+"""Process groups for jobs with several ranks. Rank 0 decides, evaluates and writes; the others only train."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ordain.study.tasks import Problem
 
-# Seconds. The others wait while rank 0 evaluates, however long that takes; whoever has started the ranks sees one die.
+# Timeout in seconds. Other ranks wait while rank 0 evaluates; the parent process notices a rank that dies.
 PATIENCE = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which process of how many this is, and the file through which they find each other."""
+    """Rank, world size, and the file store used for rendezvous."""
 
     rank: int = 0
     size: int = 1
@@ -34,13 +34,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its job."""
+    """The rank of this process in its job."""
 
     rank: int = 0
     size: int = 1
 
     def hear(self, *numbers: float) -> list[float]:
-        """What rank 0 says, on every rank; the others say as many numbers, which nobody hears."""
+        """Broadcast numbers from rank 0; other ranks pass placeholders of the same length."""
         if self.size == 1:
             return list(numbers)
         told = torch.tensor(numbers, dtype=torch.float64)
@@ -48,10 +48,10 @@ class Ranks:
         return [float(number) for number in told]
 
     def parallel(self, problem: Problem, model: nn.Module, batch_size: int) -> nn.Module:
-        """The model as all ranks train it.
+        """Wrap the model in DistributedDataParallel if there are several ranks.
 
-        DistributedDataParallel lays out what it sends after its first backward pass, and with that the order in which
-        it adds up numbers. So a pass is made here: a job that goes on then adds as one that was not stopped.
+        DistributedDataParallel rebuilds its buckets, and with them the summation order, after the first backward pass.
+        Running one pass here makes resumed jobs bit-identical to uninterrupted ones.
         """
         if self.size == 1:
             return model
@@ -64,7 +64,7 @@ class Ranks:
         return wrapped
 
     def every(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """The state of each rank, by rank; on every rank."""
+        """Gather the states of all ranks, on every rank."""
         states: list[dict[str, Any]] = [{} for _ in range(self.size)]
         dist.all_gather_object(states, state)
         return states
@@ -75,7 +75,7 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(place: Place) -> Iterator[Ranks]:
-    """In touch with the other ranks of a job, on this machine only."""
+    """Join the job's process group (gloo on the loopback interface)."""
     if place.store is None:
         yield ALONE
         return

@@ -1,4 +1,4 @@
-"""Bytes: those an order holds, the process's peak, and how much of that is one job's."""
+"""Memory use: of the order, of the process, and of one job."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one job of several that a process does; ``start`` is the process's size when the job began.
+    """Memory use of one job; ``start`` is the resident size of the process when the job began.
 
-    ``start`` is None where the system cannot forget the peak of earlier jobs (anywhere but Linux).
+    ``start`` is None if the system cannot reset the peak (anything but Linux).
     """
 
     start: int | None
 
     @classmethod
     def begin(cls) -> Memory:
-        """Give back what earlier jobs have left, and forget their peak.
+        """Release memory of earlier jobs and reset the peak.
 
-        Without that a job could grow into what an earlier one has freed, and would seem to need nothing.
+        Otherwise a job could reuse memory freed by an earlier one and appear to need none.
         """
-        gc.collect()  # an order and its sampler know each other: the last job's n gradients may still be there
+        gc.collect()  # reference cycles may keep the last job's gradients alive
         _trim()
         try:
             _CLEAR.write_text("5")
@@ -42,9 +42,9 @@ class Memory:
         return cls(_status_bytes("VmHWM"))
 
     def peak_bytes(self) -> int:
-        """The largest resident size of this process (Python, torch, data and all) since :meth:`begin`.
+        """The peak resident size of this process (including Python, torch and data) since :meth:`begin`.
 
-        Where the system cannot reset it, since the process began.
+        If the system cannot reset the peak, since the process started.
         """
         found = _status_bytes("VmHWM")
         if found is not None:
@@ -53,12 +53,12 @@ class Memory:
         return peak if sys.platform == "darwin" else peak * 1024
 
     def job_bytes(self) -> int | None:
-        """How far that is above the size at :meth:`begin`: model, order, batches, evaluation; not the data."""
+        """The peak minus the size at :meth:`begin`: model, order, batches and evaluation, but not the data."""
         return None if self.start is None else max(0, self.peak_bytes() - self.start)
 
 
 def _trim() -> None:
-    """Ask the C library to give freed memory back to the system, where it can (glibc)."""
+    """Return freed memory to the system (glibc only)."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # another C library; Windows has no CDLL(None)
@@ -74,9 +74,9 @@ def _status_bytes(name: str) -> int | None:
 
 
 def order_bytes(order: Order, arm: Arm, n: int, d: int) -> int:
-    """Tensors and lists of numbers in the order's ``state_dict()``.
+    """Size of the order's ``state_dict()`` in bytes.
 
-    Of Greedy and Herding it is the n gradients alone, by their number: copying gigabytes to count them would show in
+    For Greedy and Herding this is the size of the n stored gradients: copying them to measure them would change
     the peak.
     """
     return stored_bytes(arm, n, d) if arm.order in STORING else _bytes(order.state_dict())

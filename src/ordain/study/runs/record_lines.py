@@ -1,9 +1,9 @@
-"""Records: JSON lines, each on disk before the next epoch begins; and a run's records packed into one file.
+"""Record files: JSON lines, flushed to disk after every epoch, and packed files with the records of a whole run.
 
-A job's record is ``records/<arm>/lr-<rate>/seed-<seed>.jsonl``: a start line, a line an epoch (epoch 0 is before
-training), and an end line. A file without an end is unfinished; a last line that was cut off by a crash is left out.
-Anything else that does not fit is an error that names the file and the line. Packed, the lines of all jobs follow
-each other in ``records.jsonl.xz``.
+A job's record is ``records/<arm>/lr-<rate>/seed-<seed>.jsonl``: a start line, one line per epoch (epoch 0 is before
+training), and an end line. A file without an end line is unfinished; a truncated last line is ignored.
+Any other deviation raises InputError with the file and line. In a packed file, ``records.jsonl.xz``, the lines of all
+jobs follow each other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ordain.study.files import write_bytes
 from ordain.study.runs.job import ArmName, Job, job_of
 from ordain.study.strict_json import STRICT, read_bytes, validated
 
-PACKED, PLAIN = "records.jsonl.xz", "records.jsonl"  # the latter is that of a vector study
+PACKED, PLAIN = "records.jsonl.xz", "records.jsonl"  # PLAIN: records of a vector study
 DONE, UNFINISHED = "done", "unfinished"
-PARTS = ("data", "forward", "backward", "ordering", "optimizer")  # of a training step; evaluation is no part of it
+PARTS = ("data", "forward", "backward", "ordering", "optimizer")  # of a training step, without evaluation
 _AGAIN = "Delete that file: the same command makes it again."
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -37,42 +37,42 @@ class Start(BaseModel):
     model_config = STRICT
     kind: Literal["start"] = "start"
     arm: ArmName  # "grab", or with a suffix for an ablation, "grab@64"
-    label: str  # what people call it
+    label: str  # display name
     order: str  # the name in :data:`ordain.orders.ORDERS`
     lr: PositiveFloat  # the learning rate
-    seed: NonNegativeInt  # of the weights and of the order
+    seed: NonNegativeInt  # seed of the weights and the order
     group: NonNegativeInt  # examples in a unit of ordering
-    threads: NonNegativeInt | None = None  # of torch
+    threads: NonNegativeInt | None = None  # torch threads
     ranks: NonNegativeInt | None = 1  # processes that trained together
-    mode: str | None = None  # how the order worked with the other ranks; None if there were none
+    mode: str | None = None  # distributed mode; None for a single process
 
 
 class Epoch(BaseModel):
-    """What was measured after one epoch; None where it was not, or was not finite."""
+    """Measurements after one epoch; None if not measured or not finite."""
 
     model_config = STRICT
     kind: Literal["epoch"] = "epoch"
     epoch: NonNegativeInt  # 0 is before training
-    train_loss: float | None = None  # over the whole training set, as are the others over theirs
+    train_loss: float | None = None  # over the whole training set
     valid_loss: float | None = None  # mean over examples (and tokens)
     valid_accuracy: Share | None = None  # in [0, 1]
     test_loss: float | None = None  # as valid_loss
     test_accuracy: Share | None = None  # in [0, 1]
     herding: float | None = None  # the herding objective (Eq. 3) of the epoch's gradients in the epoch's order
-    # Correlation of the stale gradients that decided the order with those of the epoch.
+    # Mean cosine similarity of the gradients with those of the previous epoch.
     stale_fresh: float | None = None
-    seconds: dict[str, NonNegativeFloat]  # of this epoch alone, by part of the step, and evaluation
-    # Of this epoch's training, of the process and all its threads; waiting is not in it.
+    seconds: dict[str, NonNegativeFloat]  # wall-clock time by part of the step, and evaluation
+    # CPU time of training, summed over all threads of the process.
     cpu_seconds: float | None = None
-    order_bytes: NonNegativeInt | None = None  # what the order held
-    peak_bytes: NonNegativeInt | None = None  # the most memory the process has used
-    job_bytes: NonNegativeInt | None = None  # how far that is above what it used when the job began
-    # What the order of rank 0 sent to other ranks in a step, mean over the epoch.
+    order_bytes: NonNegativeInt | None = None  # size of the order's state
+    peak_bytes: NonNegativeInt | None = None  # peak memory of the process
+    job_bytes: NonNegativeInt | None = None  # peak memory minus memory at the start of the job
+    # Bytes per step that the order of rank 0 sent to other ranks, mean over the epoch.
     sent_bytes: NonNegativeInt | None = None
 
 
 class End(BaseModel):
-    """The last line: ``why`` the job did not end as it should, and what a refused order would have stored."""
+    """The last line; ``why`` and ``needed_bytes`` explain a job that diverged or was refused."""
 
     model_config = STRICT
     kind: Literal["end"] = "end"
@@ -87,7 +87,7 @@ Line = Annotated[Start | Epoch | End, Field(discriminator="kind")]
 
 @dataclass
 class Record:
-    """What a job has written so far."""
+    """The record of one job so far."""
 
     job: Job
     start: Start | None = None
@@ -101,11 +101,11 @@ class Record:
 
     @property
     def lines(self) -> int:
-        """How many there are."""
+        """Number of lines."""
         return bool(self.start) + len(self.epochs) + bool(self.end)
 
     def add(self, line: Start | Epoch | End, where: str) -> None:
-        """The next line, which must follow what is there."""
+        """Add the next line and check that it may follow the previous ones."""
         came, expected = f"{line.kind!r} at {where}", "one start line, then epochs, then one end line"
         if isinstance(line, Start):
             inside = Job(line.arm, line.lr, line.seed)
@@ -129,7 +129,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """One job's record; an empty one if there is no file."""
+    """Read one job's record; it is empty if there is no file."""
     found = Record(job_of(path))
     content = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(_whole(content).splitlines(), 1):
@@ -138,7 +138,7 @@ def read_record(path: Path) -> Record:
 
 
 def read_records(folder: Path) -> Iterator[Record]:
-    """The record of every job of a run, packed or not."""
+    """Read the records of all jobs of a run, packed or not."""
     if not (folder / PACKED).exists():
         yield from map(read_record, _files(folder))
         return
@@ -163,7 +163,7 @@ def _line(content: bytes, where: str) -> Start | Epoch | End:
 
 
 def _whole(content: bytes) -> bytes:
-    """Without a last line that is being written, or was cut off by a crash."""
+    """Drop a truncated last line."""
     before, _, last = content.rpartition(b"\n")
     try:
         _line(last, "")
@@ -183,7 +183,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def pack(folder: Path) -> Path:
-    """Replace the records of a run, or of a vector study, by one compressed file; gives back its path."""
+    """Replace the records of a run or vector study by one compressed file, and return its path."""
     packed, plain = folder / PACKED, folder / PLAIN
     if not packed.exists():
         paths = [plain] if plain.exists() else _files(folder)
@@ -191,13 +191,13 @@ def pack(folder: Path) -> Path:
         if not content:
             raise InputError(f"{folder} without records", expected="the folder of a run", remedy="Run it first.")
         write_bytes(packed, lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-    plain.unlink(missing_ok=True)  # a packed file is whole: whatever is beside it was left by a pack that was killed
+    plain.unlink(missing_ok=True)  # left by an interrupted pack: the packed file is complete
     shutil.rmtree(folder / "records", ignore_errors=True)
     return packed
 
 
 def unpack(folder: Path) -> None:
-    """Undo :func:`pack` where it was done, so that a run can go on."""
+    """Undo :func:`pack`, so that the run can be resumed."""
     packed = folder / PACKED
     if not packed.exists():
         return
@@ -214,7 +214,7 @@ def unpack(folder: Path) -> None:
 
 
 def records_file(folder: Path) -> Path:
-    """The records of a vector study, packed or not."""
+    """Path of a vector study's records, packed or not."""
     return folder / (PACKED if (folder / PACKED).exists() else PLAIN)
 
 
@@ -228,7 +228,7 @@ def _unpacked(folder: Path) -> bytes:
 
 
 class RecordWriter:
-    """Appends lines to a record, after cutting it back to the ``keep`` lines that are to stay."""
+    """Appends lines to a record, after truncating it to its first ``keep`` lines."""
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,12 +239,12 @@ class RecordWriter:
         self.lines = len(kept)
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line, on disk when this returns."""
+        """Write one line and flush it to disk."""
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines += 1
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the file."""
         self._file.close()

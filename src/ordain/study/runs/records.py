@@ -1,4 +1,4 @@
-"""The one reader of a training run's folder: what was asked for, and tables of what its jobs have written so far."""
+"""Read a training run's folder into pandas tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURED = [name for name in Epoch.model_fields if name not in ("kind", "epoch"
 
 @dataclass(frozen=True)
 class Arm:
-    """One order (or variant of one), and the rates that it was run at, in increasing order."""
+    """One arm of a run and the learning rates it was run at, in increasing order."""
 
     name: str
     label: str
@@ -36,36 +36,36 @@ class Arm:
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of training records; arms in the registry's order, random reshuffling first."""
+    """A training run; arms are in the registry's order, random reshuffling first."""
 
     folder: Path  # where
     header: Header  # its config.json
     arms: dict[str, Arm]  # by name
-    # A row a job, by (arm, lr, seed): how it was started, its state, and what its last epoch measured.
+    # One row per job, indexed by (arm, lr, seed): settings, state, and the measurements of its last epoch.
     jobs: pd.DataFrame
-    # A row an epoch, by (arm, lr, seed, epoch): what was measured, the seconds of each part of the step, and
-    # training_seconds, which are those without evaluation.
+    # One row per epoch, indexed by (arm, lr, seed, epoch): measurements, seconds of each part of the step, and
+    # training_seconds, their sum without evaluation.
     epochs: pd.DataFrame
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run, as they were given."""
+        """The run's settings."""
         return self.header.config
 
     @property
     def done(self) -> pd.DataFrame:
-        """The jobs that ended as they should."""
+        """The finished jobs."""
         return self.jobs[self.jobs.state == DONE]
 
 
 def select(table: pd.DataFrame, arm: str, lr: float | None = None) -> pd.DataFrame:
-    """The rows of an arm in ``jobs`` or ``epochs``, without that level of the index; at one rate if that is given."""
+    """Rows of one arm (at one rate) in ``jobs`` or ``epochs``, without these levels of the index."""
     found = table[table.index.get_level_values("arm") == arm].droplevel("arm")
     return found if lr is None else found[found.index.get_level_values("lr") == lr].droplevel("lr")
 
 
 def read_run(folder: Path) -> Run:
-    """Everything that a training run has written so far.
+    """Read everything that a training run has written so far.
 
     Raises:
         InputError: no such folder, another kind of study, or a record that does not fit the format.
@@ -87,7 +87,7 @@ def read_run(folder: Path) -> Run:
 
 
 def tables(records: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """``jobs`` and ``epochs`` of a :class:`Run`."""
+    """The ``jobs`` and ``epochs`` tables of a :class:`Run`."""
     jobs, epochs = [], []
     for record in sorted(records, key=lambda record: (*_place(record.job.arm), record.job.lr, record.job.seed)):
         key = (record.job.arm, record.job.lr, record.job.seed)
@@ -129,7 +129,7 @@ def _arm(name: str, jobs: pd.DataFrame) -> Arm:
 
 
 def _place(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """As in the registry, variants after what they vary: rr, rr+2, ..., grab, grab@8, grab@64, ..., anything else."""
+    """Sort key: the registry's order, variants after their base (rr, rr+2, grab, grab@8, grab@64), then the rest."""
     known = list(ORDERS)
     base = plain_name(name)
     numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,4 +1,4 @@
-"""``config.json`` of a study's folder: what was asked for, and what it was made with."""
+"""``config.json`` in the folder of a run or study: settings and provenance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ordain.study.runs.config import RunConfig
 from ordain.study.strict_json import STRICT, validated
 from ordain.study.tasks import Problem
 
-TRAINING = "training"  # the kind of a folder with records of training
+TRAINING = "training"  # kind of a training run
 FORMAT = 1
 _NAME = "config.json"
 _COUNTS = ("train", "valid", "test", "parameters")
@@ -25,7 +25,7 @@ _COUNTS = ("train", "valid", "test", "parameters")
 
 @dataclass(config=STRICT, frozen=True)
 class Made:
-    """One command that worked on a folder, and what it ran on."""
+    """One command that wrote to a folder, with machine and versions."""
 
     command: str | None = ""
     started: str | None = ""
@@ -36,7 +36,7 @@ class Made:
 
 @dataclass(config=STRICT, frozen=True)
 class Header:
-    """``config.json``: what a run was asked for and what it was made with, the first command before any others."""
+    """The content of ``config.json``; top-level provenance is that of the first command."""
 
     format: Literal[1]
     kind: str
@@ -52,14 +52,14 @@ class Header:
 
     @property
     def made(self) -> list[Made]:
-        """Every command that worked on the folder, the first one first."""
+        """Every command that wrote to the folder, in order."""
         first = Made(self.command, self.started, self.revision, self.machine, self.versions)
         return [first, *(made for made in self.commands if made != first)]
 
 
 @dataclass(config=STRICT, frozen=True)
 class _Problem:
-    """What a run's folder says of its data."""
+    """The description of the data in ``config.json``."""
 
     train: int
     valid: int
@@ -69,7 +69,7 @@ class _Problem:
 
 
 def read_header(folder: Path) -> Header:
-    """The ``config.json`` of any study's folder."""
+    """Read the ``config.json`` of a run or study."""
     path = folder / _NAME
     if not path.is_file():
         raise InputError(
@@ -80,7 +80,7 @@ def read_header(folder: Path) -> Header:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folders of runs in ``folder``, by name; at least one."""
+    """The run folders in ``folder``, sorted by name; raises InputError if there are none."""
     found = sorted(path.parent for path in folder.glob(f"*/{_NAME}") if not path.parent.name.startswith("."))
     if not found:
         raise InputError(
@@ -92,7 +92,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def read_config(out: Path) -> dict[str, Any] | None:
-    """What :func:`write_config` wrote, or None where there is nothing yet."""
+    """Read ``config.json`` of a training run, or None if there is none yet."""
     path = out / _NAME
     if not path.exists():
         return None
@@ -106,12 +106,12 @@ def read_config(out: Path) -> dict[str, Any] | None:
 
 
 def write_config(out: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write ``config.json`` atomically."""
     write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:
-    """The problem in numbers and notes; refuses one unit of all examples, and what ``--herding`` could not hold."""
+    """Sizes and notes of a problem; raises InputError if the configuration cannot run on it."""
     n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
     arms = [parse(name, group=config.group) for name in config.arms]
     for arm in arms:
@@ -129,7 +129,7 @@ def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, 
 
 
 def check_same(saved: dict[str, Any], found: dict[str, Any]) -> None:
-    """Refuse to go on with other data than those a run began with."""
+    """Raise StateError if the data differ from those the run was started with."""
     differing = [name for name in _COUNTS if saved[name] != found[name]]
     if differing:
         raise StateError(

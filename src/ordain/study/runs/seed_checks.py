@@ -1,4 +1,4 @@
-"""What jobs of a seed have in common: the initial weights, the first epoch, and the order that is trained on again."""
+"""Checks that all jobs of a seed start alike, and the saved order that ``"retrain"`` uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ordain.study.strict_json import validated
 
 
 def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> None:
-    """All arms of a seed start from the same weights and visit their first epoch alike, or the comparison is void."""
+    """Check that all arms of a seed share the initial weights and the first epoch; otherwise raise StateError."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -48,14 +48,14 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
 
 
 def keep_order(order: Order, path: Path) -> None:
-    """Write the order of its last epoch."""
+    """Save the order of the last epoch."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         np.save(file, order.history(order.epoch).astype(np.int32))
 
 
 def kept_order(job: Job, out: Path) -> NDArray[Any]:
-    """What :func:`keep_order` wrote of ``job``."""
+    """Load the order that :func:`keep_order` saved for ``job``."""
     path = job.order(out)
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""One job from its first epoch, or from where it stopped, to its end, and what is written of it."""
+"""Train one job, from the start or from its checkpoint, and write its record."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
 
 @dataclass(frozen=True)
 class Setting:
-    """What a worker is told once."""
+    """Settings that a worker gets once, when it starts."""
 
-    config: RunConfig  # of the run
+    config: RunConfig  # the run's configuration
     out: Path  # the run's folder
-    folder: Path  # of all data sets
-    verify: bool = True  # compare the data with their publishers' checksums
-    checkpoint_every: float = 20.0  # seconds between checkpoints, at least
-    tensorboard: bool = False  # write for TensorBoard too
+    folder: Path  # the folder of all data sets
+    verify: bool = True  # check the data against their published checksums
+    checkpoint_every: float = 20.0  # minimum number of seconds between checkpoints
+    tensorboard: bool = False  # log to TensorBoard as well
 
 
 def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
-    """Run ``job`` to its end and give its state: ``"done"``, ``"diverged"`` or ``"refused"``.
+    """Run ``job`` to its end and return its state: ``"done"``, ``"diverged"`` or ``"refused"``.
 
-    A record without an end is gone on with from its checkpoint; what was written after that is written again. If the
-    checkpoint is damaged, it is removed and the job begun anew. All of ``ranks`` call this; rank 0 alone writes.
+    An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
+    damaged, it is removed and the job restarts. All ranks call this function; only rank 0 writes.
     """
     checkpoints = Checkpoints(job.checkpoint(setting.out), every=0.0 if ranks.rank else setting.checkpoint_every)
     task = _Task(problem, setting, job, parse(job.arm, group=setting.config.group), ranks, checkpoints, tell)
@@ -58,7 +58,7 @@ def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ra
         return task.follow()
     record = read_record(job.record(setting.out))
     if record.end:
-        checkpoints.remove()  # killed between the last line and this
+        checkpoints.remove()  # the job was killed after its last line
         ranks.hear(_OVER)
         return record.state
     try:
@@ -74,7 +74,7 @@ def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ra
 
 @dataclass(frozen=True)
 class _Task:
-    """A job and all that it needs to be done on this rank."""
+    """A job with everything it needs on this rank."""
 
     problem: Problem
     setting: Setting
@@ -86,7 +86,7 @@ class _Task:
     memory: Memory = field(default_factory=Memory.begin)
 
     def lead(self, saved: dict[str, Any] | None) -> str:
-        """What rank 0 does: it decides, trains, measures and writes."""
+        """Rank 0: decide, train, measure and write."""
         arm, job, out, ranks = self.arm, self.job, self.setting.out, self.ranks
         writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0)
         board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.setting.tensorboard else None
@@ -105,7 +105,7 @@ class _Task:
                     ranks.hear(_GO)
                     state = training.go(writer, board)
                     why = "a loss that is not finite" if state == "diverged" else None
-                    if arm.order == SOURCE and arm.shares_first and state == "done":  # also to compare numbers of ranks
+                    if arm.order == SOURCE and arm.shares_first and state == "done":
                         keep_order(training.order, job.order(out))
             more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
             writer.write({"kind": "end", "epochs": max(writer.lines - 2, 0), "state": state, "why": why, **more})
@@ -118,7 +118,7 @@ class _Task:
         return state
 
     def follow(self) -> str:
-        """What another rank than 0 does: it trains along, and neither decides nor writes anything."""
+        """Other ranks: train as rank 0 tells them, without writing anything."""
         training: _Training | None = None
         while (word := self.ranks.hear(_OVER)[0]) != _OVER:
             if word == _GO:
@@ -131,14 +131,14 @@ class _Task:
                 training.go(None, None)
                 continue
             try:
-                saved = self.checkpoints.load() if word == _RESUMED else None  # None where rank 0 has just removed it
+                saved = self.checkpoints.load() if word == _RESUMED else None  # None if rank 0 has removed it
                 training = _Training.begin(self, saved)
-            except (MemoryLimitError, DamagedCheckpointError):  # rank 0 finds the same and says what comes of it
+            except (MemoryLimitError, DamagedCheckpointError):  # rank 0 gets the same error and decides
                 training = None
         return "done"
 
     def _refusal(self, n: int, d: int) -> str | None:
-        """Why the job is not even begun, or None."""
+        """The reason to refuse the job before it starts, or None."""
         if self.job.arm != RETRAIN:
             return too_slow(self.arm, self.setting.config, n, d)
         source, out = self.job.source(), self.setting.out
@@ -154,7 +154,7 @@ class _Task:
 
 @dataclass
 class _Training:
-    """A model, its optimizer and its order, after ``epoch`` epochs; ``config`` has this rank's part of a batch."""
+    """Training state after ``epoch`` epochs; ``config.batch_size`` is that of this rank."""
 
     task: _Task
     config: RunConfig
@@ -162,14 +162,14 @@ class _Training:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None
     order: Order
-    parallel: nn.Module  # the model as it is trained: that of all ranks
+    parallel: nn.Module  # the model, wrapped for several ranks
     epoch: int = 0
-    sent: int = 0  # bytes, until the last epoch
-    stale: Tensor | None = None  # the last epoch's per-example gradients, with --herding
+    sent: int = 0  # bytes sent up to the last epoch
+    stale: Tensor | None = None  # per-example gradients of the last epoch, with --herding
 
     @classmethod
     def begin(cls, task: _Task, saved: dict[str, Any] | None) -> _Training:
-        """From the initial weights of the seed, or from a checkpoint."""
+        """Start from the initial weights of the seed, or from a checkpoint."""
         arm, job, ranks, problem = task.arm, task.job, task.ranks, task.problem
         config, out = task.setting.config, task.setting.out
         config = replace(config, batch_size=config.batch_size // ranks.size)
@@ -187,7 +187,7 @@ class _Training:
                 run._restore(saved)
             except MemoryError:
                 raise
-            except Exception as error:  # of torch or of the order, as many kinds as there are ways to be wrong
+            except Exception as error:  # torch and orders raise many kinds of errors
                 order.detach()
                 raise DamagedCheckpointError from error
         if config.herding and not ranks.rank:
@@ -206,7 +206,7 @@ class _Training:
         self.epoch = saved["epoch"]
 
     def go(self, writer: RecordWriter | None, board: Board | None) -> str:
-        """Epochs until the last, or until the loss is not finite; ``writer`` is rank 0's alone."""
+        """Train until the last epoch or until the loss is not finite; only rank 0 has a ``writer``."""
         try:
             if self.epoch == 0:
                 self._end_epoch(Seconds(), 0.0, writer, board)
@@ -214,7 +214,7 @@ class _Training:
                 seconds, cpu = Seconds(), process_time()
                 self.epoch += 1
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", OrdainWarning)  # of gradients that are not finite: see below
+                    warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
                     try:
                         problem = self.task.problem
                         epoch_of_steps(problem, self.config, self.parallel, self.optimizer, self.order, seconds)
@@ -230,7 +230,7 @@ class _Training:
         return "done"
 
     def _save(self, writer: RecordWriter | None) -> None:
-        """If it is time to. Ranks with orders of their own hand them to rank 0: one file has all, or none."""
+        """Save a checkpoint if it is time to. Independent orders are gathered, so that one file holds all of them."""
         task = self.task
         orders = task.ranks.every(self.order.state_dict()) if task.arm.mode == "independent" else None
         if writer is not None and task.checkpoints.save(lambda: self._state(writer.lines, orders)):
@@ -247,7 +247,7 @@ class _Training:
         }
 
     def _end_epoch(self, seconds: Seconds, cpu: float, writer: RecordWriter | None, board: Board | None) -> bool:
-        """Hear from rank 0 whether the losses of training and validation are finite."""
+        """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
         measured = self._write(seconds, cpu, writer, board) if writer is not None else (False, 0.0)
         finite, valid = self.task.ranks.hear(*measured)
         if self.schedule and self.epoch and finite:
@@ -255,14 +255,14 @@ class _Training:
         return bool(finite)
 
     def _write(self, seconds: Seconds, cpu: float, writer: RecordWriter, board: Board | None) -> tuple[bool, float]:
-        """Measure and write a line; are the losses of training and validation finite, and what is the latter?"""
+        """Measure and write a line; returns whether the losses are finite, and the validation loss."""
         start = perf_counter()
         task, problem = self.task, self.task.problem
         train, valid = self._score(problem.train_x, problem.train_y), self._score(problem.valid_x, problem.valid_y)
         test = None
         if problem.test_x is not None and problem.test_y is not None:
             test = self._score(problem.test_x, problem.test_y)
-        finite = all(math.isfinite(score.loss) for score in (train, valid))  # a test set decides nothing
+        finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
         herding, stale_fresh = self._probe() if finite else (None, None)
         seconds.evaluation += perf_counter() - start
         line = {
@@ -292,17 +292,17 @@ class _Training:
         return evaluate(self.task.problem, self.model, x, y)
 
     def _sent_per_step(self) -> int:
-        """Bytes that the order has sent from this rank in a step: the mean over the last epoch."""
+        """Bytes per step that the order sent from this rank, mean over the last epoch."""
         sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
         return round(sent / -(-len(self.task.problem.train_x) // self.task.setting.config.batch_size))
 
     def _probe(self) -> tuple[float | None, float | None]:
-        """The herding objective of the epoch's order at the weights it ends with, and how stale gradients were."""
+        """Herding objective of the epoch's order at its final weights, and gradient staleness."""
         if self.stale is None or self.epoch == 0:
             return None, None
         fresh = probe.per_example_gradients(self.task.problem, self.model)
         objective = None
-        if self.task.arm.shares_first or self.task.arm.name == RETRAIN:  # a permutation
+        if self.task.arm.shares_first or self.task.arm.name == RETRAIN:  # the order is a permutation
             objective = herding_objective(fresh, self.order.history(self.order.epoch))
         correlation = probe.stale_fresh(self.stale, fresh)
         self.stale = fresh

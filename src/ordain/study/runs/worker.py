@@ -1,4 +1,4 @@
-"""What does jobs: the problem in memory, and each kind of order compiled before its time counts."""
+"""Workers: hold the problem in memory and run jobs, after compiling each kind of order once."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ordain.study.tasks import TASKS, Problem
 
 
 def load_problem(setting: Setting) -> Problem:
-    """The task's problem."""
+    """Load the task's problem."""
     config = setting.config
     return TASKS[config.task].load(setting.folder, config.limit, weights=config.weights, verify=setting.verify)
 
 
 class Worker:
-    """Does jobs one after the other on one problem, as one of ``ranks``."""
+    """Runs jobs on one problem, as one of ``ranks``."""
 
     def __init__(self, setting: Setting, problem: Problem, ranks: Ranks = ALONE) -> None:
         self._setting, self._problem, self._ranks = setting, problem, ranks
         self._warm: set[tuple[str, int, str]] = set()
 
     def do(self, job: Job, tell: Tell) -> str:
-        """One job to its end; gives its state."""
+        """Run one job and return its state."""
         setting = self._setting
         arm = parse(job.arm, group=setting.config.group)
         kind = arm.order, arm.group, arm.mode
@@ -41,7 +41,7 @@ class Worker:
         return train(self._problem, setting, job, tell=tell, ranks=self._ranks)
 
     def _warm_up(self, arm: Arm) -> None:
-        """Compile what is compiled on first use, so that no epoch's seconds include it."""
+        """Trigger just-in-time compilation, so that it does not count as training time."""
         config, problem = self._setting.config, self._problem
         few = min(len(problem.train_x), 2 * config.batch_size + 1)
         problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
@@ -57,7 +57,7 @@ class Worker:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """This many threads in torch and in BLAS, which herding uses through NumPy."""
+    """Limit torch and BLAS (used by herding through NumPy) to ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
