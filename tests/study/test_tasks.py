@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded import call, record
+from study.recorded import call, record
 from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
 
 from ordain.errors import InputError
-from ordain.study.commands.tasks import GRAB_COST
+from ordain.study.commands.listing_commands import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
 from ordain.study.tasks import TASKS, Problem
 from ordain.study.tasks.bert import settled

@@ -16,6 +16,7 @@ from ordain.study.files import write_bytes
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
 from ordain.study.progress import Report
+from ordain.study.runs.record_lines import records_file, unpack
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,6 +68,7 @@ class Study(Generic[Config]):
         """Measure the points that ``folder`` does not have yet. Can be interrupted at any time and run again."""
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder):
+            unpack(folder)
             head, points = self._open(config, folder), list(self.points(config))
             done = {_key(record, points[0]) for record in _read(folder)} if points else set()
             if any(_key(point, point) not in done for point in points):
@@ -168,7 +170,7 @@ def _key(record: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def _read(folder: Path) -> list[Record]:
-    path = folder / "records.jsonl"
+    path = records_file(folder)
     records: list[Record] = []
     if not path.exists():
         return records
