@@ -18,8 +18,6 @@ from ordain.errors import FetchError
 from ordain.study.data.data_files import reason
 from ordain.study.files import replacing
 
-__all__ = ["extract"]
-
 _CHUNK = 1 << 20
 _UNWANTED = 10_000_000  # bytes of other members, such as read-me files, that are decompressed on the way
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError)

@@ -15,8 +15,6 @@ import platformdirs
 from ordain.errors import InputError
 from ordain.study.data.dataset import Dataset, File
 
-__all__ = ["FileContent", "FoundFiles", "brief", "data_dir", "find", "reason"]
-
 _SUFFIXES = ("", ".gz", ".xz")
 _XZ_MEMORY = 1 << 28  # an .xz file states how much memory its reader needs: 64 MiB at the highest level of xz
 _SHOWN, _REASON = 40, 80  # characters in messages

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ordain.study.data.data_files import FoundFiles
 
-__all__ = ["Dataset", "Download", "File", "Labelled", "Splits"]
-
 
 @dataclass(frozen=True)
 class Labelled:

@@ -15,8 +15,6 @@ from ordain.study.data.image_formats import read_cifar10, read_mnist
 from ordain.study.data.table_formats import read_binary, read_covtype, read_digits
 from ordain.study.data.text_formats import read_qnli, read_sst2, read_vocabulary, read_wikitext
 
-__all__ = ["DATASETS", "bert_vocabulary", "dataset_named", "load"]
-
 _READERS: dict[str, Any] = {
     "idx": read_mnist,
     "cifar10": read_cifar10,

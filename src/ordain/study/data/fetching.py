@@ -18,8 +18,6 @@ from ordain.study.progress import Report
 if TYPE_CHECKING:
     from requests import Response
 
-__all__ = ["download", "fetch"]
-
 _CHUNK = 1 << 18
 _RETRIES = 3
 _TIMEOUT = 60  # seconds without a byte

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from ordain.study.data.data_files import FileContent, FoundFiles
 from ordain.study.data.dataset import Labelled, Splits
 
-__all__ = ["read_cifar10", "read_idx", "read_mnist", "read_records"]
-
 _CLASSES = 10
 _UINT8 = 8  # the code of the type in an idx file
 _CIFAR_SHAPE = (3, 32, 32)

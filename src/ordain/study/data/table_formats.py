@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ordain.study.data.data_files import FileContent, FoundFiles, brief, reason
 from ordain.study.data.dataset import Labelled, Splits
 
-__all__ = ["read_binary", "read_covtype", "read_digits", "read_libsvm", "read_table"]
-
 _COLUMNS = 55
 _CLASSES = 7
 _LARGEST = 999_999  # float32 holds every integer up to here

@@ -9,8 +9,6 @@ import numpy as np
 from ordain.study.data.data_files import FileContent, FoundFiles, brief
 from ordain.study.data.dataset import Labelled, Splits
 
-__all__ = ["read_qnli", "read_sst2", "read_tsv", "read_vocabulary", "read_wikitext", "read_words"]
-
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 

@@ -18,8 +18,6 @@ from ordain.study.data import bert_vocabulary, load
 from ordain.study.tasks.classification import classifier
 from ordain.study.tasks.task import Problem, Request, seeded
 
-__all__ = ["bert", "settled"]
-
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
 _TINY = {

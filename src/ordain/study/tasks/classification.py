@@ -14,8 +14,6 @@ from ordain.errors import InputError
 from ordain.study.data import Labelled, Splits
 from ordain.study.tasks.task import Problem
 
-__all__ = ["Parts", "classifier", "few", "hits", "plain_forward", "split"]
-
 Encode = Callable[[Any], Tensor]  # x of some examples -> [n, ...]
 _SPLIT_SEED = 0  # the held-out examples do not depend on the seed of a run
 

@@ -12,8 +12,6 @@ from ordain.study.data import load
 from ordain.study.tasks.classification import classifier
 from ordain.study.tasks.task import Problem, Request, seeded
 
-__all__ = ["lenet", "lenet_on_cifar10"]
-
 
 def lenet() -> nn.Module:
     """LeNet-5 for 3 x 32 x 32: convolutions of 6, 16 and 120 channels, then 84 and 10 units."""

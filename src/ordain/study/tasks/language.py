@@ -14,8 +14,6 @@ from ordain.study.data import load
 from ordain.study.tasks.classification import few, hits, plain_forward, split
 from ordain.study.tasks.task import Problem, Request, seeded
 
-__all__ = ["LanguageModel", "lstm_on_wikitext2", "sequences"]
-
 LENGTH = 35  # the paper's bptt
 _WIDTH, _LAYERS = 32, 2
 _CHUNK = 4  # one sequence's logits are 35 x 33,278 numbers: more than fit in the cache take twice as long

@@ -14,8 +14,6 @@ from ordain.study.data import load
 from ordain.study.tasks.classification import classifier
 from ordain.study.tasks.task import Problem, Request, seeded
 
-__all__ = ["logistic_regression", "standardise"]
-
 
 def logistic_regression(
     request: Request,

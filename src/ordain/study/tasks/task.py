@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 
-__all__ = ["Defaults", "Problem", "Request", "Task", "seeded"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:

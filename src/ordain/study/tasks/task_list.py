@@ -11,8 +11,6 @@ from ordain.study.tasks.language import lstm_on_wikitext2
 from ordain.study.tasks.logistic_regression import logistic_regression, standardise
 from ordain.study.tasks.task import Defaults, Task
 
-__all__ = ["TASKS"]
-
 _MNIST = Defaults(batch_size=64, rates=(0.1, 0.01, 0.001, 0.0001), epochs=100)  # the paper's appendix
 _GLUE_RATES = (0.005, 0.001, 0.0005, 0.0001)  # the paper's
 _TABLE = Defaults(batch_size=64, rates=(0.1, 0.01, 0.001), epochs=30)

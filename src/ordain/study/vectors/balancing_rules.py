@@ -22,8 +22,6 @@ from ordain.errors import BalancingFailedError
 from ordain.study.vectors.estimates import estimate
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
-__all__ = ["STUDY", "BalancingRules"]
-
 _NORMS = {"l2": "l2", "linf": "l-inf"}
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ordain.study.vectors.objectives import KINKED, QUADRATIC
 
-__all__ = ["clipped_walk", "measure_orders", "sgd_epoch", "signs_by_steps"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 

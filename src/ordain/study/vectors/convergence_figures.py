@@ -20,8 +20,6 @@ from ordain.study.vectors.vector_study import Figures, Record, Table, where
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "n_exponents", "say", "tabulate"]
-
 Floats = NDArray[np.float64]
 _NOISY = "noisy"  # the one problem that shows the non-convex rates; the others show those under PL
 _AXES = {"K": 0, "n": 1}

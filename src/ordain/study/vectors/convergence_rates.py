@@ -21,8 +21,6 @@ from ordain.study.vectors.convergence_figures import draw, say, tabulate
 from ordain.study.vectors.objectives import LABELS, Objective, objective
 from ordain.study.vectors.vector_study import Point, Study
 
-__all__ = ["STUDY", "ConvergenceRates", "train"]
-
 
 @dataclass(frozen=True)
 class ConvergenceRates:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Estimate", "estimate", "slope"]
-
 
 class Estimate(NamedTuple):
     """A mean over seeds and its standard error, None for a single seed.

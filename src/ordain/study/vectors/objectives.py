@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ordain.theory import Constants
 
-__all__ = ["KINKED", "LABELS", "QUADRATIC", "SINE", "SINE_MU", "Objective", "objective"]
-
 Floats = NDArray[np.float64]
 
 LABELS = {

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "say", "tabulate", "traffic_table"]
-
 # Label and style by (method, paired), in the order of the legend. There are fewer colours than lines: both kinds of
 # ``independent`` share one, and sketches have those of ``exact``.
 _LINES = {

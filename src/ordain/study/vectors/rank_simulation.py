@@ -20,8 +20,6 @@ from ordain.errors import InputError
 from ordain.study.vectors import rank_figures
 from ordain.study.vectors.vector_study import Point, Study
 
-__all__ = ["METHODS", "STUDY", "RankSimulation", "Sharing", "simulate", "sketched", "vectors"]
-
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 

@@ -13,8 +13,6 @@ from ordain import herding
 from ordain.study.vectors.estimates import Estimate, slope
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
-__all__ = ["STUDY", "Statement1"]
-
 Floats = NDArray[np.float64]
 
 _LABELS = {

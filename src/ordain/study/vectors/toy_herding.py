@@ -13,8 +13,6 @@ from ordain import herding
 from ordain.study.vectors.estimates import estimate
 from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
-__all__ = ["STUDY", "ToyHerding"]
-
 _LABELS = {"random": "random", "greedy": "greedy", "herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _POINTS = 400  # of a curve in the records: each is the largest value of its interval
 

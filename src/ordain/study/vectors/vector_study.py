@@ -21,8 +21,6 @@ from ordain.study.runs.record_lines import records_file, unpack
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Figures", "Point", "Record", "Study", "Table", "where"]
-
 Config = TypeVar("Config")
 Shown = TypeVar("Shown")
 Point = dict[str, Any]  # identifies a measurement, with JSON values
