@@ -218,7 +218,7 @@ def test_reasons(tmp_path: Path) -> None:
     write_config(tmp_path / "mnist")
     evidence = Evidence(tmp_path)
     rate, wander = reasons.reasons(evidence, ["mnist"], pays.gains(evidence, ["mnist"]))
-    assert "0.01: 11 % higher (clearly); 0.1 (RR's best): 11 % higher (clearly)" in rate  # 1 against 0.9
+    assert "0.01: 11 % higher (significant); 0.1 (RR's best): 11 % higher (significant)" in rate  # 1 against 0.9
     assert "by 0.00 % under GraB and 10.00 % under RR" in wander
     assert "lowest of RR's epochs is 10 % lower than the lowest of GraB's" in wander
 

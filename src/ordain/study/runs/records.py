@@ -75,7 +75,7 @@ def read_run(folder: Path) -> Run:
         raise InputError(
             f"{folder}, a study of kind {header.kind!r}",
             expected="a training run",
-            remedy="Its own study reads it: see `ordain report`.",
+            remedy="Use `ordain report`, which reads all studies.",
         )
     jobs, epochs = tables(read_records(folder))
     arms = [_arm(name, of) for name, of in jobs.groupby("arm", sort=False)]
@@ -104,8 +104,8 @@ def tables(records: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
         arm, lr, seed = doubled[0]
         raise InputError(
             f"two records of {arm}, rate {lr:g}, seed {seed}",
-            expected="one file a job",
-            remedy="Remove one of them: the rate or the seed is written in two ways.",
+            expected="one file per job",
+            remedy="Remove one of them: their paths write the rate or the seed differently.",
         )
     last = measured.reset_index("epoch").astype({"epoch": float}).groupby(_KEY, sort=False).tail(1)
     return listed.join(last), measured
