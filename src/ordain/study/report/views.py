@@ -157,7 +157,7 @@ def best_rate(run: Run, arm: Arm) -> float | None:
 
 def problems(run: Run) -> list[Problem]:
     """All jobs that are not compared: unfinished, diverged, refused, or with fewer epochs than the others."""
-    length, found = _length(run), []
+    length, found = run.length, []
     last = run.jobs.epoch.fillna(0).astype(int)
     needed = run.jobs.needed_bytes.fillna(0).astype(int)
     for key, state in run.jobs.state.items():
@@ -174,13 +174,8 @@ def problems(run: Run) -> list[Problem]:
     return gathered(found)
 
 
-def _length(run: Run) -> int:
-    """The number of epochs of a complete job: the maximum over finished jobs."""
-    return 0 if run.done.empty else int(run.done.epoch.max())
-
-
 def _finished(run: Run, jobs: pd.DataFrame) -> pd.Series:
-    return (jobs.state == DONE) & (jobs.epoch == _length(run))
+    return (jobs.state == DONE) & (jobs.epoch == run.length)
 
 
 def _entries(run: Run, rates: Mapping[str, float | None]) -> dict[str, Entry]:

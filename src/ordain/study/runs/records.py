@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,15 @@ class Run:
         """The run's settings."""
         return self.header.config
 
-    @property
+    @cached_property
     def done(self) -> pd.DataFrame:
         """The finished jobs."""
         return self.jobs[self.jobs.state == DONE]
+
+    @cached_property
+    def length(self) -> int:
+        """The number of epochs of a complete job: the maximum over finished jobs."""
+        return 0 if self.done.empty else int(self.done.epoch.max())
 
 
 def select(table: pd.DataFrame, arm: str, lr: float | None = None) -> pd.DataFrame:
