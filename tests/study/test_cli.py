@@ -105,12 +105,12 @@ def test_not_an_array(tmp_path: Path, out: Path, content: bytes) -> None:
 
 def test_truncated_array(vectors: Path, out: Path) -> None:
     vectors.write_bytes(vectors.read_bytes()[:-8])
-    refused(call("herd", vectors, "--out", out), "no whole .npy file")
+    refused(call("herd", vectors, "--out", out), "not a complete .npy file")
 
 
 def test_archive_is_not_an_array(tmp_path: Path, out: Path) -> None:
     np.savez(tmp_path / "many.npz", a=np.ones((3, 2)))
-    refused(call("herd", tmp_path / "many.npz", "--out", out), "no whole .npy file")
+    refused(call("herd", tmp_path / "many.npz", "--out", out), "not a complete .npy file")
 
 
 class Trap:

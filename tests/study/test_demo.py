@@ -66,7 +66,7 @@ def test_page_needs_nothing_else_and_says_what_it_is(folder: Path, trained: Run)
     assert not re.search(r"https?://|file:|<script|<link|@import", page)
     assert set(re.findall(r'(?:src|href)="([^:]*:[^;]*);', page)) == {"data:image/svg+xml"}
     assert all(arm.label in page for arm in trained.arms.values())
-    assert "An illustration, not a ranking" in page
+    assert "an illustration, not a ranking" in page
     assert "which they differ" not in page
     ends = {name: select(trained.jobs, name).train_loss.tolist() for name in trained.arms}
     means = [statistics.mean(losses) for losses in ends.values()]

@@ -12,6 +12,7 @@ from study.recorded import DIGITS, call
 from study.study_records import epoch, path_of, start, write_lines, write_run
 
 from ordain.errors import InputError
+from ordain.study.report import training_figures
 from ordain.study.runs.record_lines import pack, read_records, unpack
 from ordain.study.runs.records import read_run
 from ordain.study.runs.runner import run
@@ -44,7 +45,8 @@ def test_a_packed_run_is_read_as_before_and_unpacked_to_the_byte(tmp_path: Path)
     assert files(tmp_path) == written
 
 
-def test_reports_are_the_same(tmp_path: Path) -> None:
+def test_reports_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_figures, "png", lambda figure, dpi: b"png")
     folder = write_run(tmp_path / "mnist", {"rr": 1.0, "grab": 1.5}, seeds=2)
     pages = []
     for out in (tmp_path / "before", tmp_path / "after"):
@@ -82,8 +84,8 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     lines = lzma.decompress(whole).splitlines(keepends=True)
     for content, message in (
-        (whole[:-9], "no whole xz file"),
-        (b"plain", "no whole xz file"),
+        (whole[:-9], "not a complete xz file"),
+        (b"plain", "not a complete xz file"),
         (lzma.compress(b"".join(lines[1:])), "line 1; expected a start line"),
         (lzma.compress(b"".join((*lines, lines[1]))), f"line {len(lines) + 1}; expected one start line"),
         (lzma.compress(b"[]\n"), "line 1"),

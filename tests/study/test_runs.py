@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study.recorded import DIGITS, call, record, repeatable
+from study.recorded import DIGITS, call, fork_workers, record, repeatable
 from study.standard_files import write_mnist
 from study.study_records import end, epoch, start, write_lines
 from torch import nn
@@ -122,7 +122,8 @@ def test_adamw_is_the_loop_too(tmp_path: Path) -> None:
         run(replace(config, optimizer="sgd", seeds=(1,)), tmp_path)
 
 
-def test_processes_give_the_same_records(tmp_path: Path) -> None:
+def test_processes_give_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch)
     config = replace(DIGITS, arms=("rr", "so", "flipflop"), epochs=1)
     run(config, tmp_path / "here")
     outcome = run(config, tmp_path / "there", jobs=2)
@@ -246,13 +247,13 @@ def test_divergence_ends_a_job(arm: str, tmp_path: Path) -> None:
     *_, last, end = record(tmp_path, arm, 1e30)
     assert last["train_loss"] is None
     assert (end["state"], end["epochs"]) == ("diverged", last["epoch"])
-    assert end["why"] == "a loss that is not finite"
+    assert end["why"] == "the loss is not finite"
 
 
 def test_retraining_on_what_diverged_is_refused(tmp_path: Path) -> None:
     run(replace(DIGITS, arms=("grab", "retrain"), rates=(1e30,)), tmp_path)
     assert [line["kind"] for line in record(tmp_path, "retrain", 1e30)] == ["start", "end"]
-    assert "GraB's run has diverged" in record(tmp_path, "retrain", 1e30)[-1]["why"]
+    assert "the GraB job has state 'diverged'" in record(tmp_path, "retrain", 1e30)[-1]["why"]
 
 
 def test_greedy_is_refused_with_its_figure(tmp_path: Path) -> None:
@@ -295,11 +296,11 @@ def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
     ("changes", "word"),
     [
         ({"arms": ("rr", "best")}, "'best'"),
-        ({"arms": ("grab@0",)}, "whole number after @"),
-        ({"arms": ("grab@x",)}, "whole number after @"),
+        ({"arms": ("grab@0",)}, "integer after @"),
+        ({"arms": ("grab@x",)}, "integer after @"),
         ({"arms": ("replacement@2",)}, "units of 1"),
         ({"arms": ()}, "no orders"),
-        ({"arms": ("rr", "rr")}, "different orders"),
+        ({"arms": ("rr", "rr")}, "at least one of orders, without repetition"),
         ({"rates": (0.0,)}, "rates above 0"),
         ({"rates": (float("nan"),)}, "rates above 0"),
         ({"epochs": 0}, "1 or more"),
@@ -386,7 +387,7 @@ def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pyte
     seed_checks.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
     with pytest.raises(StateError, match="other initial weights for seed 0"):
         seed_checks.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
-    with pytest.raises(StateError, match="first epoch is its own"):
+    with pytest.raises(StateError, match="first epoch is different"):
         seed_checks.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
 
 
@@ -400,7 +401,7 @@ def test_one_command_to_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": 1, "kind": "toy-herding"}')
-    with pytest.raises(InputError, match="not of a training run"):
+    with pytest.raises(InputError, match="not a training run's"):
         run(DIGITS, tmp_path)
 
 

@@ -135,13 +135,13 @@ def test_killed_damaged_and_gone_on_with(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--ranks", "3"), "batches that 3 ranks can share alike"),
-        (("--ranks", "0"), "different whole numbers"),
-        (("--ranks", "2,2"), "different whole numbers"),
-        (("--ranks", "two"), "different whole numbers"),
+        (("--ranks", "3"), "a batch size that is divisible by 3 ranks"),
+        (("--ranks", "0"), "different positive integers"),
+        (("--ranks", "2,2"), "different positive integers"),
+        (("--ranks", "two"), "different positive integers"),
         (("--ranks", "2", "--ranks-mode", "sum"), "Invalid value for '--ranks-mode'"),
         (("--orders", "grab+2-sum"), "number of ranks"),
-        (("--ranks", "2", "--orders", "grab,grab+2"), "different orders"),
+        (("--ranks", "2", "--orders", "grab,grab+2"), "at least one of orders, without repetition"),
         (("--ranks", "2", "--orders", "grab,retrain"), "the order 'retrain+2'"),
     ],
 )

@@ -205,7 +205,7 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("run", "digits", "--jobs", 0, "--seeds", 1, "--epochs", 1, "--limit", 40, "--orders", "rr", "--lr", 0.1)
     result = call(*words, "--out", tmp_path)
     assert result.exit_code == 130
-    assert "The same command goes on" in result.stderr
+    assert "Run the same command to resume" in result.stderr
     monkeypatch.undo()
     assert call(*words, "--out", tmp_path).exit_code == 0
 

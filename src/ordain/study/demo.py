@@ -34,13 +34,13 @@ _TRAINING, _TOY = "digits", "toy-herding"
 _README = ("rr", "so", "herding", "grab", "grab-pair")  # the orders in summary.png
 _LABELS = {"herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _ILLUSTRATION = (
-    f"An illustration, not a ranking: all orders run at one rate, {RATE:g}, picked by hand; no order's own best rate "
-    "was looked for."
+    f"This is an illustration, not a ranking: all orders use the same learning rate, {RATE:g}, which was not tuned for "
+    "any of them."
 )
 _WHY = (
-    "Vectors drawn evenly from a cube, centred and summed in order (Figure 1(b) of the GraB paper). Each round of "
-    "herding balances the vectors with signs and reorders them. Greedy does well on such vectors, at quadratic cost; "
-    "on others it can do far worse than random."
+    "Norms of prefix sums of centred vectors drawn uniformly from a cube (Figure 1(b) of the GraB paper). Each round "
+    "of herding balances the vectors and reorders them. Greedy works well on such vectors, at quadratic cost; "
+    "on others it can be far worse than random."
 )
 
 
@@ -104,7 +104,7 @@ def _spread_said(trained: Run) -> list[str]:
     if sd is None:
         return []
     return [
-        f"RR's final training loss has a standard deviation of {sd:.2g} over seeds; the means of the orders lie within "
+        f"RR's final training loss has a standard deviation of {sd:.2g} over seeds; the means of the orders are within "
         f"{max(means) - min(means):.2g} of each other."
     ]
 
@@ -115,9 +115,9 @@ def _remove(folder: Path) -> None:
         return
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{folder}, which is no run's folder",
-            expected="nothing there, or the records of an earlier demo, which are replaced",
-            remedy="Choose another --out.",
+            f"{folder}, which is not the folder of a run",
+            expected="an empty place, or the records of an earlier demo, which are replaced",
+            remedy="Use another --out.",
         )
     shutil.rmtree(folder)
 

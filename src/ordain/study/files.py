@@ -35,8 +35,8 @@ def read_vectors(path: Path) -> NDArray[Any]:
 
 def _not_an_array(path: Path) -> InputError:
     return InputError(
-        f"{path}, which is no whole .npy file of numbers",
-        expected="an [n, d] array as np.save() writes it",
+        f"{path}, which is not a complete .npy file of numbers",
+        expected="an [n, d] array written by np.save()",
         remedy="Write it with np.save(path, vectors); pickled objects are never loaded.",
     )
 

@@ -19,9 +19,9 @@ def only_one(out: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise StateError(
-            f"{out}, into which another command is running",
-            expected="one command to a folder",
-            remedy="Wait for it, or run into another folder with --out.",
+            f"{out}, which another command is writing to",
+            expected="one command per folder",
+            remedy="Wait for it, or use another folder with --out.",
         ) from None
     try:
         yield

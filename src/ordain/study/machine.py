@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def provenance(command: str | None) -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that results depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}

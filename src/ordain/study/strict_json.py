@@ -16,7 +16,7 @@ from ordain.errors import InputError
 _DIGITS = 19  # at most, in an integer: what fits in 64 bits
 _MOST_BYTES = 1 << 28
 _MOST_ITEMS = 1000
-REMEDY = "Delete or mend the file, and run again."
+REMEDY = "Delete or repair the file, and run again."
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -26,7 +26,7 @@ def read_bytes(path: Path) -> bytes:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
             content: bytes = file.read(_MOST_BYTES + 1)
     except (EOFError, lzma.LZMAError) as error:
-        raise ValueError(f"no whole xz file ({error})") from error
+        raise ValueError(f"not a complete xz file ({error})") from error
     if len(content) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES:,} bytes")
     return content

@@ -53,11 +53,8 @@ class Page:
     def headline(self) -> str:
         """The number of claims per verdict."""
         said = [finding.verdict for _, finding in self.found]
-        held, failed = said.count(HOLDS), said.count(FAILS)
-        return (
-            f"Of {len(said)} claims {held} hold{'s' * (held == 1)}, {failed} do{'es' * (failed == 1)} not, and "
-            f"{said.count(OPEN)} cannot be told."
-        )
+        counts = ", ".join(f"{said.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN))
+        return f"{len(said)} claims: {counts}."
 
 
 def write_claims(folder: Path) -> Page:

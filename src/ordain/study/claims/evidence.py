@@ -9,7 +9,7 @@ from pathlib import Path
 from ordain.study.report.views import Entry, View, views
 from ordain.study.runs.records import Run, read_run
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
+HOLDS, FAILS, OPEN = "supported", "contradicted", "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def together(votes: Iterable[bool | None]) -> str:
     """Combine votes: one False contradicts the claim; otherwise all must be True. None is inconclusive.
 
     >>> together([True, True]), together([True, None]), together([True, False]), together([])
-    ('holds', 'cannot tell', 'does not hold', 'cannot tell')
+    ('supported', 'inconclusive', 'contradicted', 'inconclusive')
     """
     cast = list(votes)
     if any(vote is False for vote in cast):

@@ -35,7 +35,7 @@ def _comparable(evidence: Evidence) -> Finding:
     if grab:
         votes.append(greedy >= _TIMES * grab)
         lines.append(
-            f"Greedy's order holds {bytes_text(greedy)}, GraB's {bytes_text(grab)}: {greedy / grab:,.0f} times."
+            f"Greedy's order stores {bytes_text(greedy)}, GraB's {bytes_text(grab)}: {greedy / grab:,.0f} times."
         )
     return Finding(together(votes), tuple(lines), evidence.figure(_RUN, "rr-difference"))
 
@@ -54,7 +54,7 @@ def _too_large(evidence: Evidence) -> Finding:
         run = evidence.run(f"memory-{task.name}")
         refused = run.jobs[run.jobs.state == "refused"].label.unique() if run else []
         if len(refused):
-            lines.append(f"{task.name}, tried and refused: {'; '.join(refused)}.")
+            lines.append(f"{task.name}, refused in a run:  {'; '.join(refused)}.")
     lines.append("The paper's machine had 32 GB.")
     return Finding(together(votes), tuple(lines), evidence.figure("memory-mnist", "memory"))
 

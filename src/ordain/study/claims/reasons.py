@@ -31,13 +31,13 @@ def _rate(name: str, gains: Sequence[Gain]) -> str:
     """The gain of GraB at each learning rate."""
     if len(gains) < 2:
         return ""
-    words = {HELPS: "clearly", WORSE: "clearly"}
+    words = {HELPS: "significant", WORSE: "significant"}
     told = [
         f"{gain.rate:g}{_BEST if gain.best else ''}: {_share(gain.relative)}"
-        f" ({words.get(verdict(gain.loss), 'could be luck')})"
+        f" ({words.get(verdict(gain.loss), 'inconclusive')})"
         for gain in gains
     ]
-    return f"Learning rate, {name}: GraB's final training loss against RR's at the same rate. {'; '.join(told)}."
+    return f"Learning rate, {name}: GraB's final training loss compared with RR's at the same rate. {'; '.join(told)}."
 
 
 def _share(relative: float) -> str:
@@ -52,8 +52,8 @@ def _wander(name: str, ours: Entry, theirs: Entry) -> str:
     mine, rr = (of.groupby("seed").agg(_wandering).mean() for of in losses)
     lowest = [entry.epochs.train_loss.groupby("seed").min().mean() for entry in (ours, theirs)]
     return (
-        f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss leaves its trend "
-        f"by {100 * mine:.2f} % under GraB and {100 * rr:.2f} % under RR (mean over seeds). "
+        f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss deviates from a "
+        f"linear trend by {100 * mine:.2f} % under GraB and {100 * rr:.2f} % under RR (mean over seeds). "
         f"The lowest of RR's epochs is {_share(lowest[1] / lowest[0] - 1)} than the lowest of GraB's."
     )
 
@@ -72,7 +72,7 @@ def _stale(name: str, ours: Entry, theirs: Entry) -> str:
     if told.empty or np.isnan(mine) or np.isnan(rr):
         return ""
     return (
-        f"Staleness, {name}, rate {ours.rate:g}: an example's gradients in one epoch and the next correlate by "
-        f"{told.min():.2f} to {told.max():.2f} (mean {told.mean():.2f}); in the last epoch GraB's order has a herding "
-        f"objective of {mine:.3g}, RR's {rr:.3g}."
+        f"Staleness, {name}, rate {ours.rate:g}: the cosine similarity of gradients in consecutive epochs is "
+        f"{told.min():.2f} to {told.max():.2f} (mean {told.mean():.2f}); in the last epoch the herding objective "
+        f"is {mine:.3g} for GraB and {rr:.3g} for RR."
     )

@@ -189,7 +189,7 @@ CLAIMS = (
             [_Comparison(_EVERY, "flipflop", _alike)],
             "cifar10",
             "rr-difference",
-            note="Like RR: the 99 % interval of the difference lies within one hundredth of RR's loss.",
+            note="“Like RR” means that the 99 % interval of the difference is within 1 % of RR's loss.",
         ),
     ),
     Claim(  # supported if worse than GraB; the comparison with RR does not vote

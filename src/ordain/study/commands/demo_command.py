@@ -24,9 +24,9 @@ _SHOWN = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder to write; made if need be.")] = Path("demo-out"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each order runs with.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs each run trains for.")] = 20,
+    out: Annotated[Path, typer.Option(help="Output folder; created if needed.")] = Path("demo-out"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per order.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 20,
 ) -> None:
     """Train on scikit-learn's digits with every order, and write a page with the results."""
     with plain_errors():
@@ -45,7 +45,7 @@ def demo(
         table.add_row(*(row[place] for place in places))
     show(
         table,
-        "All orders at one rate, an illustration: no claim about the best of each. p: paired t test of the final train "
-        f"loss against RR's; a verdict asks for p < 0.01 and five seeds. The page: {out / 'index.html'}",
+        "An illustration: all orders use the same learning rate, not their best. p: paired t-test of the final train "
+        f"loss against RR's; a verdict requires p < 0.01 and five seeds. The page: {out / 'index.html'}",
         numbers_from=2,
     )

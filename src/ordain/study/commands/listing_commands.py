@@ -17,7 +17,7 @@ from ordain.study.progress import reporting
 
 GRAB_COST = "1.3 to 1.9"  # the range in the table of docs/gradients.md, also in the README
 
-data = typer.Typer(no_args_is_help=True, help="The data sets of the study: see what is there, and get the rest.")
+data = typer.Typer(no_args_is_help=True, help="List the data sets of the study and download them.")
 
 _Folder = Annotated[
     Path | None, typer.Option("--data-dir", help="The folder of all data sets.  [default: $ORDAIN_DATA, or a cache]")
@@ -46,10 +46,10 @@ def tasks() -> None:
         )
     show(
         table,
-        "Examples: without the train file of QNLI (qnli: its dev file is split) and without w8a.t (w8a: a tenth of its "
-        "train file is the test set). With these files qnli and w8a train on more.",
-        "An epoch: random reshuffling with evaluation, on one thread of a busy 2.8 GHz Xeon: rough. A step "
-        f"of GraB's takes {GRAB_COST} times as long (docs/gradients.md, “What it costs”).",
+        "Examples: without QNLI's train file (its dev file is split instead) and without w8a.t (a tenth of the train "
+        "file is the test set instead). With these files, qnli and w8a have more training examples.",
+        "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
+        f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",
         *(f"{ablation.name} --task TASK: {ablation.title}" for ablation in ABLATIONS.values()),
         *(f"{study.name}: {study.title}" for study in STUDIES.values()),
         numbers_from=3,
@@ -70,7 +70,7 @@ def list_(folder: _Folder = None) -> None:
             there, where = _found(entry, root)
             rows = " / ".join(f"{count:,}" for count in entry.counts.values())
             table.add_row(entry.name, entry.title, there, escape(where), rows or "-", entry.licence)
-    show(table, "rows: train / valid / test, as published. Get one with: ordain data fetch NAME")
+    show(table, "rows: train / valid / test, as published. To download one: ordain data fetch NAME")
 
 
 @data.command("fetch")

@@ -11,8 +11,8 @@ from ordain.study.commands.terminal import plain_errors
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, or a folder of several runs.")],
-    out: Annotated[Path | None, typer.Option(help="The folder to write; by default FOLDER/report.")] = None,
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or a folder of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Output folder; default FOLDER/report.")] = None,
 ) -> None:
     """Write a report on a run; for a folder of runs, one report each and an overview page."""
     with plain_errors():
@@ -48,7 +48,7 @@ def claims(
         typer.echo(f"The page: {folder / 'index.html'}")
 
 
-def pack(folders: Annotated[list[Path], typer.Argument(help="Folders of runs that are finished.")]) -> None:
+def pack(folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]) -> None:
     """Replace the records of each run by one compressed file. Resuming the run unpacks it again."""
     with plain_errors():
         from ordain.study.lock import only_one

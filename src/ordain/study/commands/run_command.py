@@ -28,43 +28,43 @@ _ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
 def run(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A task, an ablation or a vector study: see ordain tasks.")] = "digits",
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
-    task: Annotated[str, typer.Option(help="The task of an ablation.")] = "mnist",
-    orders: Annotated[str | None, typer.Option(help="Orders, by commas; grab@8 orders units of 8 examples.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds each order runs with; 5 by default.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs each job trains for.")] = None,
-    lr: Annotated[str | None, typer.Option(help="Learning rates, by commas.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; default runs/NAME.")] = None,
+    task: Annotated[str, typer.Option(help="The task for an ablation.")] = "mnist",
+    orders: Annotated[str | None, typer.Option(help="Comma-separated orders; grab@8 uses units of 8.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds per order; default 5.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs.")] = None,
+    lr: Annotated[str | None, typer.Option(help="Comma-separated learning rates.")] = None,
     protocol: Annotated[
         Literal["tuned", "paper"],
-        typer.Option(help="tuned: every order at every rate; paper: the others only at RR's best (rr@8's for grab@8)."),
+        typer.Option(help="tuned: every order at every rate; paper: other orders only at RR's best rate."),
     ] = "tuned",
-    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 works in this one.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of worker processes; 0 runs jobs in this process.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per worker.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Use at most this many examples of each set: training, validation and test."),
+        typer.Option(min=1, help="Maximum number of examples in each of the training, validation and test sets."),
     ] = None,
-    group: Annotated[int, typer.Option(min=1, help="Examples to a unit of ordering.")] = 1,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples to a step.")] = None,
-    ranks: Annotated[str, typer.Option(help="Processes to a job, by commas: 1,2,4 runs every order on each.")] = "1",
+    group: Annotated[int, typer.Option(min=1, help="Examples per unit of ordering.")] = 1,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.")] = None,
+    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks to run every order on.")] = "1",
     ranks_mode: Annotated[
         Literal["exact", "independent"],
-        typer.Option(help="exact: as one process; independent: each rank for itself."),
+        typer.Option(help="exact: the order of a single process; independent: each rank orders its own shard."),
     ] = "exact",
-    herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective of each epoch.")] = False,
+    herding: Annotated[bool, typer.Option("--herding", help="Measure the herding objective after each epoch.")] = False,
     optimizer: Annotated[
         Literal["sgd", "adamw"],
         typer.Option(help="sgd: with momentum, as in the paper; adamw: with the same weight decay."),
     ] = "sgd",
     weights: Annotated[
-        str | None, typer.Option(help="Start a BERT from the weights in this folder, or from owner/name on the hub.")
+        str | None, typer.Option(help="Initial BERT weights: a folder, or owner/name on the Hugging Face hub.")
     ] = None,
-    memory_limit: Annotated[float, typer.Option(help="GiB that Greedy and herding may store.")] = 2.0,
-    greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if herding would take a job longer.")] = 1.0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A vector study in small.")] = False,
-    verify: Annotated[bool, typer.Option(help="Compare the data with their publishers' checksums.")] = True,
+    memory_limit: Annotated[float, typer.Option(help="Memory limit of Greedy and herding in GiB.")] = 2.0,
+    greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if its herding takes longer.")] = 1.0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard as well.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a vector study with small sizes.")] = False,
+    verify: Annotated[bool, typer.Option(help="Check the data against their published checksums.")] = True,
 ) -> None:
     """Train a task with several orders. The same command resumes an interrupted run."""
     from ordain.study.runs.ablations import ABLATIONS
@@ -94,12 +94,12 @@ def run(
         defaults = trained.defaults
         own = ",".join(ablation.arms) if ablation else _ORDERS
         rates = (
-            _listed("--lr", lr, float, expected="numbers, by commas", example="0.1,0.01")
+            _listed("--lr", lr, float, expected="comma-separated numbers", example="0.1,0.01")
             if lr is not None
             else (defaults.rates[:1] if ablation and ablation.one_rate else defaults.rates)
         )
         named = [word.strip() for word in (own if orders is None else orders).split(",")]
-        counts = _listed("--ranks", ranks, int, expected="different whole numbers from 1 on", example="1,2")
+        counts = _listed("--ranks", ranks, int, expected="different positive integers", example="1,2")
         config = RunConfig(
             task=trained.name,
             arms=on_ranks(named, counts, ranks_mode),
@@ -144,7 +144,7 @@ def _stoppable(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"ordain: stopped; what is done is kept in {folder}. The same command goes on.", err=True)
+        typer.echo(f"ordain: stopped; results so far are in {folder}. Run the same command to resume.", err=True)
         raise typer.Exit(_INTERRUPTED) from None
 
 
@@ -155,8 +155,8 @@ def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:
         if option not in taken and source is not None and source.name != "DEFAULT":
             raise InputError(
                 f"--{option.replace('_', '-')} with {name}",
-                expected=f"an option that {name} takes",
-                remedy="Leave it out: it would change nothing.",
+                expected=f"an option of {name}",
+                remedy="Leave it out: it would have no effect.",
             )
 
 
@@ -183,10 +183,10 @@ def _bytes(gibibytes: float) -> int:
 def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:
     """Print a summary of the run."""
     said = [f"{count} {state}" for state, count in Counter(outcome.states.values()).items()]
-    said += [f"{outcome.before} finished before"] if outcome.before else []
+    said += [f"{outcome.before} finished earlier"] if outcome.before else []
     said += [f"{len(outcome.failed)} FAILED"] if outcome.failed else []
     typer.echo(f"{config.task}: {', '.join(said) or 'nothing to do'}. Records: {folder / 'records'}")
     for job, trace in outcome.failed.items():
         typer.echo(f"ordain: {job} failed: {trace.strip().splitlines()[-1]}", err=True)
     if outcome.failed:
-        typer.echo("ordain: the same command tries what failed again.", err=True)
+        typer.echo("ordain: run the same command to retry failed jobs.", err=True)

@@ -25,17 +25,17 @@ _BALANCERS: dict[str, Balancer] = {
 
 
 def herd(
-    vectors: Annotated[Path, typer.Argument(help="A .npy file of an [n, d] array: one vector a row.")],
-    out: Annotated[Path, typer.Option(help="Where to write the order: a .npy file of n row numbers.")],
-    plot: Annotated[Path | None, typer.Option(help="Draw the norms of prefix sums into this PNG file.")] = None,
-    rounds: Annotated[int, typer.Option(help="How often to balance and reorder.")] = 10,
+    vectors: Annotated[Path, typer.Argument(help="A .npy file with an [n, d] array, one vector per row.")],
+    out: Annotated[Path, typer.Option(help="Output .npy file for the order: n row indices.")],
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the prefix sum norms.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds of balancing and reordering.")] = 10,
     balancer: Annotated[
-        Literal["deterministic", "walk", "halving"], typer.Option(help="How to choose signs.")
+        Literal["deterministic", "walk", "halving"], typer.Option(help="Balancing rule.")
     ] = "deterministic",
     centering: Annotated[
-        Literal["mean", "pair"], typer.Option(help="Balance centred vectors, or differences of pairs.")
+        Literal["mean", "pair"], typer.Option(help="Balance centred vectors or differences of pairs.")
     ] = "mean",
-    seed: Annotated[int, typer.Option(help="For balancers that draw random numbers, and for the plot.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the balancer and the plot.")] = 0,
 ) -> None:
     """Find an order of vectors whose prefix sums stay small (the herding problem)."""
     with plain_errors(), ExitStack() as files:
@@ -71,21 +71,21 @@ def _compared(what: str, before: float, after: float) -> str:
 
 def _check_distinct(vectors: Path, out: Path, plot: Path | None) -> None:
     if plot and plot.suffix.lower() != ".png":
-        raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="PNG is what is drawn.")
+        raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="Only PNG is supported.")
     paths = [path.resolve() for path in (vectors, out, plot) if path]
     if len(set(paths)) < len(paths):
         raise InputError(
-            "one path twice", expected="input and outputs in different files", remedy="Change --out or --plot."
+            "one path twice", expected="different files for input and outputs", remedy="Change --out or --plot."
         )
 
 
 def simulate_ranks(
-    out: Annotated[Path, typer.Option(help="The folder of its records; the same command goes on with it.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the records; an interrupted study resumes.")] = Path(
         "runs/simulate-ranks"
     ),
-    plot: Annotated[Path | None, typer.Option(help="Draw its figures into this folder, as PNG and SVG.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; 2 by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="In small.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Output folder for the figures, as PNG and SVG.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default 2.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes.")] = False,
 ) -> None:
     """Simulate ranks that order one data set together: how good their order is, and what they send for it."""
     from ordain.study.vectors import STUDIES, run_study

@@ -106,7 +106,7 @@ def _verdict(entry: Entry, comparison: Comparison | None) -> str:
     if is_baseline(entry.arm.name):
         said = "the baseline"
     elif comparison is None:
-        said = "no RR to compare with"
+        said = "no RR baseline"
     else:
         said = verdict(comparison)
     return f"{said}; {entry.reason}" if entry.reason else said

@@ -47,7 +47,7 @@ def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) ->
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_title(f"Final {metric.title}, minus RR's")
         better = "left" if metric.lower_is_better else "right"
-        axes.set_xlabel(f"further {better} is better; bar: mean and 99 % interval")
+        axes.set_xlabel(f"{better} is better; bars: mean and 99 % interval")
     return figure
 
 
@@ -67,8 +67,8 @@ def time_figure(view: View) -> Figure | None:
         axes.set_xlim(0, 1.16 * float(left.max()) or 1.0)
         for place, total in enumerate(left):
             axes.text(total, place, f" {seconds_text(float(total))}", va="center", fontsize=8, color=_FAINT)
-        axes.set_title("Time of an epoch")
-        axes.set_xlabel("seconds of training, evaluation left out")
+        axes.set_title("Time per epoch")
+        axes.set_xlabel("seconds of training, without evaluation")
         axes.grid(visible=False, axis="y")
         figure.legend(loc="outside lower center", ncols=5, fontsize=9, **(LEGEND | {"handlelength": 1.4}))
     return figure

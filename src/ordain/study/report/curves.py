@@ -86,7 +86,7 @@ def draw_curves(
         _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name], len(series) <= _MOST_BANDS)
     if log and series:
         _log_if_wide(axes, [values.mean(axis=1) for values in series.values()])
-    axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
+    axes.set_xlabel(f"{unit} of training, without evaluation" if seconds else "epochs")
     if seconds:
         axes.set_xlim(left=0)
     else:
@@ -131,7 +131,7 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         _log_if_wide(axes, means)
         axes.set_title(f"Final {metric.title} at each rate")
         axes.set_ylabel(f"{metric.title} after the last epoch")
-        axes.set_xlabel("learning rate (ring: chosen; x: a seed diverged)")
+        axes.set_xlabel("learning rate (ring: selected; x: a seed diverged)")
         finish(axes)
         legend_below(figure, axes)
     return figure

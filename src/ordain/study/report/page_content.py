@@ -68,7 +68,7 @@ def made_with(header: Header) -> list[tuple[str, str]]:
     found = [
         ("Command", header.command),
         ("Started", header.started),
-        ("Revision", header.revision or "not known"),
+        ("Revision", header.revision or "unknown"),
         ("Machine", value_text(header.machine)),
         ("Versions", value_text(header.versions)),
         ("Settings", value_text(header.config)),
@@ -83,16 +83,16 @@ def commands(header: Header) -> Table | None:
     if not others:
         return None
     lines = [
-        (made.command or "", made.started or "", made.revision or "not known", _changes(made, first))
+        (made.command or "", made.started or "", made.revision or "unknown", _changes(made, first))
         for made in header.made
     ]
-    return Table("Commands", ("command", "started", "revision", "other than the first in"), lines)
+    return Table("Commands", ("command", "started", "revision", "changes since the first"), lines)
 
 
 def _changes(made: Made, first: Made) -> str:
     """What changed in machine and versions since the first command."""
     mine, theirs = {**made.machine, **made.versions}, {**first.machine, **first.versions}
-    return value_text({name: value for name, value in mine.items() if theirs.get(name) != value}) or "nothing"
+    return value_text({name: value for name, value in mine.items() if theirs.get(name) != value}) or "none"
 
 
 def value_text(value: object) -> str:

@@ -29,10 +29,10 @@ _HEADINGS = (
 )
 _ALONE = Style("#BBBBBB", "-", "", 6.0)
 _NOTE = (
-    "All have the same global batch, initial weights and first epoch. In the exact mode every number of ranks visits "
-    "the examples as one process does; rounding may part them where a sign is close to a tie. Time is rank 0's, the "
-    "median over epochs and seeds: with more ranks than cores it says nothing of how training scales. What an order "
-    "sends is rank 0's, in bytes a step without the gradients that are averaged anyway."
+    "All runs share the global batch size, initial weights and first epoch. In exact mode, every number of ranks "
+    "visits the examples in the order of a single process, except where rounding decides a sign. Times are those of "
+    "rank 0, medians over epochs and seeds; with more ranks than cores they do not show how training scales. Traffic "
+    "is the number of bytes that the order of rank 0 sends per step, not counting the averaging of gradients."
 )
 
 
@@ -41,7 +41,7 @@ def ranks_section(view: View) -> Section | None:
     figure = _figure(view)
     if figure is None:
         return None
-    text = "Training loss against epochs, on one and on several ranks: a panel for each order"
+    text = "Training loss against epochs on one and on several ranks, one panel per order"
     return Section("Ranks", _NOTE, [draw(f"{view.name}-ranks", text, figure)])
 
 

@@ -13,9 +13,9 @@ from scipy.stats import ttest_rel
 
 LEVEL = 0.01
 ENOUGH_SEEDS = 5
-HELPS, WORSE, CANNOT_TELL = "helps", "does not help (worse)", "cannot tell"
-SAME = "no different"  # bitwise equal for every seed
-FEW_SEEDS = f"cannot tell (needs {ENOUGH_SEEDS} seeds)"
+HELPS, WORSE, CANNOT_TELL = "helps", "worse", "inconclusive"
+SAME = "identical"  # bitwise equal for every seed
+FEW_SEEDS = f"inconclusive (needs {ENOUGH_SEEDS} seeds)"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import Run
 from ordain.study.runs.run_folder import TRAINING
 
-_MEMORY = "What orders hold; whether they help is not asked here."
+_MEMORY = "Memory use of the orders. Losses are not compared."
 
 
 def training_content(run: Run) -> Content:
@@ -64,7 +64,7 @@ def _held(row: Row) -> Sentence:
     if row.order_bytes is None:
         return Sentence(OUT, f"{capital(row.label)} was not measured", f"{row.verdict}.")
     job = f"; the job took at most {bytes_text(row.job_bytes)}" if row.job_bytes is not None else ""
-    return Sentence("said", capital(row.label), f"the order holds {bytes_text(row.order_bytes)}{job}.")
+    return Sentence("said", capital(row.label), f"the order's state takes {bytes_text(row.order_bytes)}{job}.")
 
 
 def _table(view: View) -> Table:
@@ -102,11 +102,11 @@ def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[s
         said.append(f"Reduced: at most {count_text(limit)} examples of each set (limit).")
     jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
     if jobs:
-        said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} in no comparison: see “Not compared” below.")
+        said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} not compared: see “Not compared” below.")
     if not any(is_baseline(name) for name in run.arms):
-        said.append("Random reshuffling (rr) was not run: there is nothing to compare with.")
+        said.append("Random reshuffling (rr) was not run, so there is no baseline.")
     if any(len({entry.seeds for entry in view.shown.values()}) > 1 for view in found):
-        said.append("Orders have run with different seeds: each is compared with RR over the seeds both have.")
+        said.append("Orders were run with different seeds; each is compared with RR over common seeds.")
     return said + _at_edges(run, found[0])
 
 
@@ -121,7 +121,7 @@ def _at_edges(run: Run, view: View) -> list[str]:
             if len(entry.arm.rates) > 1 and entry.rate == end(entry.arm.rates)
         ]
         if names:
-            said.append(f"The best rate is the {word} tried for {'; '.join(names)}: one beyond it may be better.")
+            said.append(f"The best rate is the {word} tried for {'; '.join(names)}; a rate beyond it may be better.")
     return said
 
 

@@ -64,8 +64,8 @@ def _of_costs(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
     for name, metric in (("rates", TRAIN), ("valid-rates", VALID)):
         yield name, f"Final {metric.title} of each order at every learning rate", rate_figure(run, view, looks, metric)
     yield "goal", "Epochs and seconds of training until RR's best training loss", goal_figure(table, looks)
-    yield "time", "Seconds of an epoch by part of the step", time_figure(view)
-    yield "memory", "Memory of the order and of the process", memory_figure(table, looks)
+    yield "time", "Seconds per epoch by part of the step", time_figure(view)
+    yield "memory", "Memory of the order and of the job", memory_figure(table, looks)
 
 
 def _of_view(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
@@ -85,9 +85,9 @@ def _of_view(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
                 log=metric.lower_is_better,
             )
             yield f"{view.name}-{metric.name}-{against}", f"{what} against {against}", figure
-    title, label = "Herding objective of an epoch", "largest prefix sum (Eq. 3)"
+    title, label = "Herding objective per epoch", "largest prefix sum (Eq. 3)"
     herding = curve_figure(view, looks, title=title, ylabel=label, column="herding")
     yield f"{view.name}-herding", "Herding objective against epochs", herding
-    title, label = "How stale are the gradients?", "correlation of stale and fresh"
+    title, label = "Staleness of gradients", "cosine similarity with the previous epoch"
     stale = curve_figure(view, looks, title=title, ylabel=label, column="stale_fresh", log=False)
-    yield f"{view.name}-stale-fresh", "Correlation of stale and fresh gradients", stale
+    yield f"{view.name}-stale-fresh", "Cosine similarity of gradients in consecutive epochs", stale

@@ -11,12 +11,14 @@ from ordain.study.runs.arms import is_baseline
 
 _LEADS = {
     HELPS: "{} helps",
-    WORSE: "{} does not help, it is worse",
-    CANNOT_TELL: "Cannot tell whether {} helps",
-    FEW_SEEDS: "Cannot tell whether {} helps (needs 5 seeds)",
-    SAME: "{} is no different",
+    WORSE: "{} is worse",
+    CANNOT_TELL: "{} shows no significant difference",
+    FEW_SEEDS: "{} is inconclusive (needs 5 seeds)",
+    SAME: "{} is identical to RR",
 }
-_UNCORRECTED = "Clearly is p < 0.01, not corrected for the number of orders; Holm's p, beside each, is."
+_UNCORRECTED = (
+    "“Significantly” means p < 0.01 without correction for the number of orders; the Holm-corrected p is given as well."
+)
 OUT = "out"  # verdict on an arm without a finished job
 _RANKS = (*_LEADS, OUT)
 
@@ -51,11 +53,11 @@ def _sentence(entry: Entry, baseline: Entry | None, metric: Metric, comparison: 
     if not entry.seeds:
         return Sentence(OUT, f"{label} is not compared", f"{entry.reason}.")
     if baseline is None or comparison is None:
-        return Sentence(OUT, f"{label} is not compared", "RR, to compare with, has no finished run.")
+        return Sentence(OUT, f"{label} is not compared", "there is no finished RR run to compare with.")
     said = verdict(comparison, lower_is_better=metric.lower_is_better)
-    lead = _LEADS[said].format(label if said in (HELPS, WORSE, SAME) else entry.arm.label)
+    lead = _LEADS[said].format(label)
     if comparison.difference is None:
-        return Sentence(said, lead, f"there is no {metric.title} that both have for the same seed.")
+        return Sentence(said, lead, f"there is no seed for which both have a {metric.title}.")
     return Sentence(said, lead, numbers(entry, baseline, metric, comparison))
 
 
@@ -73,7 +75,7 @@ def numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Compariso
 
 def _gap(gap: float, theirs: float, decimals: int, unit: str) -> str:
     if gap == 0:
-        return "no different"
+        return "identical"
     size = number(abs(gap), max(decimals, places([gap], digits=2)))
     relative = " points" if unit else ""
     share = f" ({_percent(abs(gap / theirs))})" if theirs and not unit else ""
@@ -86,7 +88,7 @@ def _percent(share: float) -> str:
 
 def _test(comparison: Comparison) -> str:
     if comparison.p is None:
-        return "nothing to test"
+        return "no test"
     if comparison.holm is None:  # a single comparison is not corrected
         return p_equals(comparison.p)
     return f"{p_equals(comparison.p)}, {p_equals(comparison.holm, 'Holm p')}"
@@ -111,15 +113,15 @@ def headline(view: View) -> str:
     if not said:
         return "There is no order to compare with random reshuffling."
     counts = {
-        "a clearly lower training loss than random reshuffling": said.count(HELPS),
-        "a clearly higher one": said.count(WORSE),
-        "a difference that could be luck": said.count(CANNOT_TELL) + said.count(FEW_SEEDS),
-        "no difference at all": said.count(SAME),
-        "nothing to compare": said.count(OUT),
+        "a significantly lower training loss than random reshuffling": said.count(HELPS),
+        "a significantly higher one": said.count(WORSE),
+        "an inconclusive difference": said.count(CANNOT_TELL) + said.count(FEW_SEEDS),
+        "an identical loss": said.count(SAME),
+        "no finished jobs to compare": said.count(OUT),
     }
     parts = [f"{count} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count]
     if not said.count(HELPS):
-        parts.insert(0, "none has a clearly lower training loss than random reshuffling")
+        parts.insert(0, "none has a significantly lower training loss than random reshuffling")
     summary = f"Of {counted(len(said), 'order')}, {', '.join(parts)}."
     tested = sum(comparison.p is not None for comparison in view.comparisons(TRAIN).values())
     return f"{summary} {_UNCORRECTED}" if tested > 1 else summary

@@ -125,10 +125,10 @@ def views(run: Run) -> list[View]:
         return [own]
     alone = all(set(arm.rates) <= set(several[:1]) for arm in run.arms.values())
     title = "all at one rate" if alone else "all at RR's best rate"
-    title += f", {several[0]:g}" if len(several) == 1 else " in units of the same size"
+    title += f", {several[0]:g}" if len(several) == 1 else " with the same unit size"
     lost = {name for name, rate in rates.items() if rate is not None and shared[name] is None}
     entries = _entries(run, shared)
-    entries |= {name: _without(run, name, None, "RR, to take the rate from, has none") for name in lost}
+    entries |= {name: _without(run, name, None, "RR has no best rate") for name in lost}
     same = View("rr", title, entries)
     if all(rate in (None, shared[name]) for name, rate in rates.items()):
         return [same]
@@ -157,14 +157,14 @@ def best_rate(run: Run, arm: Arm) -> float | None:
 
 def problems(run: Run) -> list[Problem]:
     """All jobs that are not compared: unfinished, diverged, refused, or with fewer epochs than the others."""
-    length, found = _length(run), []
+    length, found = run.length, []
     last = run.jobs.epoch.fillna(0).astype(int)
     needed = run.jobs.needed_bytes.fillna(0).astype(int)
     for key, state in run.jobs.state.items():
         arm, lr, seed = key
         why = run.jobs.why[key] if isinstance(run.jobs.why[key], str) else ""
         if state == DONE and last[key] != length:
-            state, why = "shorter", f"it ended after epoch {last[key]}, others after {length}"
+            state, why = "shorter", f"ended after epoch {last[key]}; others after {length}"
         elif state == "unfinished":
             why = f"{counted(last[key], 'epoch')} so far"
         if needed[key]:
@@ -174,13 +174,8 @@ def problems(run: Run) -> list[Problem]:
     return gathered(found)
 
 
-def _length(run: Run) -> int:
-    """The number of epochs of a complete job: the maximum over finished jobs."""
-    return 0 if run.done.empty else int(run.done.epoch.max())
-
-
 def _finished(run: Run, jobs: pd.DataFrame) -> pd.Series:
-    return (jobs.state == DONE) & (jobs.epoch == _length(run))
+    return (jobs.state == DONE) & (jobs.epoch == run.length)
 
 
 def _entries(run: Run, rates: Mapping[str, float | None]) -> dict[str, Entry]:
@@ -193,7 +188,7 @@ def _entry(run: Run, name: str, rate: float | None) -> Entry:
         return _without(run, name, None, "not started")
     if rate is None:
         states = sorted({*mine.state} - {DONE})
-        reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to choose a rate by"
+        reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to select a rate"
         return _without(run, name, None, reason)
     jobs = select(run.jobs, name, rate)
     if jobs.empty:
@@ -201,7 +196,7 @@ def _entry(run: Run, name: str, rate: float | None) -> Entry:
     states = sorted({*jobs.state} - {DONE})
     done = jobs[_finished(run, jobs)]
     if done.empty or not {*_LOST}.isdisjoint(states):  # the remaining seeds would be a biased sample
-        return _without(run, name, rate, " and ".join(states) or "ended before the others")
+        return _without(run, name, rate, " and ".join(states) or "ended earlier than the others")
     left = len(jobs) - len(done)
     epochs = select(run.epochs, name, rate)
     epochs = epochs[epochs.index.get_level_values("seed").isin(done.index)]

@@ -86,14 +86,14 @@ def parse(name: str, *, group: int = 1) -> Arm:
         raise InputError(
             f"the order {name!r}",
             expected=f"one of {', '.join(ORDERS)}",
-            remedy="Separate several by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks.",
+            remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks.",
         )
     if at:
         if not size.isascii() or not size.isdigit() or len(size) > _DIGITS or int(size) < 1:
             raise InputError(
                 f"the order {name[:40]!r}",
-                expected=f"a whole number after @, of at most {_DIGITS} digits",
-                remedy="Write grab@8, say.",
+                expected=f"an integer after @, of at most {_DIGITS} digits",
+                remedy="Write grab@8, for example.",
             )
         group = int(size)
     if not ORDERS[order].is_permutation and group > 1:
@@ -102,8 +102,8 @@ def parse(name: str, *, group: int = 1) -> Arm:
     if plus and not together:
         raise InputError(
             f"the order {name[:40]!r}",
-            expected="a number of ranks from 2 on after the plus, and then perhaps -independent",
-            remedy="Write grab+2 or grab+2-independent; without a plus it is one process.",
+            expected="a number of ranks of at least 2 after the plus, optionally followed by -independent",
+            remedy="Write grab+2 or grab+2-independent; leave out the plus for one process.",
         )
     ranks = int(together[1]) if together else 1
     mode: Mode = "independent" if together and together[2] else "exact"
@@ -131,8 +131,8 @@ def check_units(arm: Arm, n: int) -> None:
     if arm.group > 1 and n <= arm.group:
         raise InputError(
             f"{arm.name} in units of {arm.group:,} on {n:,} examples",
-            expected="two units at least",
-            remedy="Take smaller units, after @ or with --group.",
+            expected="at least two units",
+            remedy="Use smaller units, after @ or with --group.",
         )
 
 

@@ -52,7 +52,7 @@ class RunConfig:
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
         """Inverse of :meth:`to_json`; ``where`` names the source in errors. Missing settings get their defaults."""
         found: RunConfig = validated(
-            cls, json.dumps(saved).encode(), where, remedy="Mend the file, or run into a new folder with --out."
+            cls, json.dumps(saved).encode(), where, remedy="Repair the file, or use a new folder with --out."
         )
         return found
 
@@ -67,8 +67,8 @@ def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:
     if differing:
         raise InputError(
             f"a folder whose run differs in {'; '.join(differing)}",
-            expected="the configuration it was started with; orders, rates and seeds may be added",
-            remedy="Run into a new folder with --out.",
+            expected="the configuration that the run was started with; only orders, rates and seeds may be added",
+            remedy="Use a new folder with --out.",
         )
     grown: dict[str, Any] = {
         name: tuple(dict.fromkeys((*getattr(saved, name), *getattr(asked, name)))) for name in _GROWING

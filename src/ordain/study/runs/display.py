@@ -56,7 +56,7 @@ class _Lines:
     def hear(self, progress: Progress) -> None:
         message = progress.message
         if message.kind == "restarted":
-            said = f"{message.job}: its checkpoint could not be read and is removed; the job is begun anew"
+            said = f"{message.job}: its checkpoint is damaged and was removed; the job restarts"
             self._console.print(said, highlight=False, markup=False)
         if message.kind not in ("finished", "failed"):
             return

@@ -27,7 +27,7 @@ from ordain.study.strict_json import STRICT, read_bytes, validated
 PACKED, PLAIN = "records.jsonl.xz", "records.jsonl"  # PLAIN: records of a vector study
 DONE, UNFINISHED = "done", "unfinished"
 PARTS = ("data", "forward", "backward", "ordering", "optimizer")  # of a training step, without evaluation
-_AGAIN = "Delete that file: the same command makes it again."
+_AGAIN = "Delete that file and run again: only that job is repeated."
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -112,7 +112,7 @@ class Record:
             fits, self.start = self.lines == 0, line
             if inside != self.job:
                 raise InputError(
-                    f"{inside} at {where}", expected=f"{self.job}, as its path says", remedy="Put it back."
+                    f"{inside} at {where}", expected=f"{self.job}, as its path says", remedy="Move the file back."
                 )
         elif isinstance(line, Epoch):
             fits = self.start is not None and self.end is None
@@ -151,7 +151,7 @@ def read_records(folder: Path) -> Iterator[Record]:
                 yield found
             found = Record(Job(line.arm, line.lr, line.seed))
         if found is None:
-            raise InputError(f"{line.kind!r} at {where}", expected="a start line", remedy="Get the file again.")
+            raise InputError(f"{line.kind!r} at {where}", expected="a start line", remedy="Restore the file.")
         found.add(line, where)
     if found:
         yield found
@@ -223,7 +223,7 @@ def _unpacked(folder: Path) -> bytes:
         return read_bytes(folder / PACKED)
     except ValueError as error:
         raise InputError(
-            f"{folder / PACKED}: {error}", expected="what `ordain pack` wrote", remedy="Get the file again."
+            f"{folder / PACKED}: {error}", expected="what `ordain pack` wrote", remedy="Restore the file."
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,15 @@ class Run:
         """The run's settings."""
         return self.header.config
 
-    @property
+    @cached_property
     def done(self) -> pd.DataFrame:
         """The finished jobs."""
         return self.jobs[self.jobs.state == DONE]
+
+    @cached_property
+    def length(self) -> int:
+        """The number of epochs of a complete job: the maximum over finished jobs."""
+        return 0 if self.done.empty else int(self.done.epoch.max())
 
 
 def select(table: pd.DataFrame, arm: str, lr: float | None = None) -> pd.DataFrame:
@@ -75,7 +81,7 @@ def read_run(folder: Path) -> Run:
         raise InputError(
             f"{folder}, a study of kind {header.kind!r}",
             expected="a training run",
-            remedy="Its own study reads it: see `ordain report`.",
+            remedy="Use `ordain report`, which reads all studies.",
         )
     jobs, epochs = tables(read_records(folder))
     arms = [_arm(name, of) for name, of in jobs.groupby("arm", sort=False)]
@@ -104,8 +110,8 @@ def tables(records: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
         arm, lr, seed = doubled[0]
         raise InputError(
             f"two records of {arm}, rate {lr:g}, seed {seed}",
-            expected="one file a job",
-            remedy="Remove one of them: the rate or the seed is written in two ways.",
+            expected="one file per job",
+            remedy="Remove one of them: their paths write the rate or the seed differently.",
         )
     last = measured.reset_index("epoch").astype({"epoch": float}).groupby(_KEY, sort=False).tail(1)
     return listed.join(last), measured

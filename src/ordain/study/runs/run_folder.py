@@ -73,7 +73,7 @@ def read_header(folder: Path) -> Header:
     path = folder / _NAME
     if not path.is_file():
         raise InputError(
-            f"{folder}, which has no config.json", expected="the folder of a run", remedy="`ordain run` writes one."
+            f"no config.json in {folder}", expected="the folder of a run", remedy="`ordain run` writes one."
         )
     found: Header = validated(Header, path.read_bytes(), str(path))
     return found
@@ -84,7 +84,7 @@ def run_folders(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.glob(f"*/{_NAME}") if not path.parent.name.startswith("."))
     if not found:
         raise InputError(
-            f"{folder}, in which there is no run",
+            f"no run in {folder}",
             expected="a run's folder (with a config.json), or a folder of such folders",
             remedy="`ordain run` writes one.",
         )
@@ -99,7 +99,9 @@ def read_config(out: Path) -> dict[str, Any] | None:
     saved: dict[str, Any] = validated(dict[str, Any], path.read_bytes(), str(path))
     if saved.get("format") != FORMAT or saved.get("kind") != TRAINING:
         raise InputError(
-            f"{path}, which is not of a training run", expected=f"format {FORMAT}", remedy="Use another folder: --out."
+            f"{path}, which is not a training run's",
+            expected=f"format {FORMAT}",
+            remedy="Use another folder: --out.",
         )
     validated(_Problem, json.dumps(read_header(out).problem).encode(), f"{path}, problem")
     return saved
@@ -134,6 +136,6 @@ def check_same(saved: dict[str, Any], found: dict[str, Any]) -> None:
     if differing:
         raise StateError(
             "data with " + ", ".join(f"{name} {found[name]:,}" for name in differing),
-            expected=", ".join(f"{name} {saved[name]:,}" for name in differing) + ", as the folder's run began with",
-            remedy="Use the same data, or run into a new folder with --out.",
+            expected=", ".join(f"{name} {saved[name]:,}" for name in differing) + ", as when the run was started",
+            remedy="Use the same data, or a new folder with --out.",
         )

@@ -128,19 +128,19 @@ def check(config: RunConfig) -> None:
         if config.batch_size % arm.ranks:
             raise InputError(
                 f"{arm.name} with batches of {config.batch_size}",
-                expected=f"batches that {arm.ranks} ranks can share alike",
-                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or take fewer ranks.",
+                expected=f"a batch size that is divisible by {arm.ranks} ranks",
+                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or use fewer ranks.",
             )
     lists = {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}
     for name, given in lists.items():
         if not given or len(set(given)) < len(given):
             came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
-            raise InputError(came, expected=f"different {name}, at least one", remedy="Name each once.")
+            raise InputError(came, expected=f"at least one of {name}, without repetition", remedy="List each once.")
     if any(not 0 < lr <= _LARGEST for lr in config.rates):
         raise InputError(
             f"rates {', '.join(map(str, config.rates))}",
             expected=f"rates above 0, up to {_LARGEST:g}",
-            remedy="Write --lr 0.1,0.01, say.",
+            remedy="Write --lr 0.1,0.01, for example.",
         )
     if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
         raise InputError(
@@ -153,11 +153,11 @@ def check(config: RunConfig) -> None:
     if config.protocol == "paper" and alone:
         raise InputError(
             f"the paper's protocol without rr for {', '.join(alone)}",
-            expected="rr, or rr in the same units, whose best rate the others get",
+            expected="rr, or rr with the same unit size: other orders run at its best rate",
             remedy="Add rr to --orders.",
         )
     if RETRAIN in config.arms and SOURCE not in config.arms:
-        raise InputError("retrain without grab", expected="grab, whose last order it keeps", remedy="Add grab.")
+        raise InputError("retrain without grab", expected="grab, whose last order it reuses", remedy="Add grab.")
 
 
 def _known(config: RunConfig, out: Path) -> list[Job]:
@@ -199,8 +199,8 @@ def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
         best = best_rate(losses)
         if best is None:
             raise InputError(
-                f"a random reshuffling ({arm}) that diverged at every rate",
-                expected="one rate at which it trains",
+                f"random reshuffling ({arm}), which diverged at every rate",
+                expected="at least one rate at which it does not diverge",
                 remedy="Add smaller rates: --lr 0.001.",
             )
         found[arm] = best

@@ -31,8 +31,8 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
         if validated(dict[str, Any], path.read_bytes(), str(path)) != mine:
             raise StateError(
                 f"other initial weights for seed {seed} than those of the arms that ran before",
-                expected="the same, by the digest in seeds/",
-                remedy="Run with the versions named in config.json, or into a new folder.",
+                expected="the same weights, according to the digest in seeds/",
+                remedy="Use the versions listed in config.json, or a new folder.",
             )
     else:
         write_bytes(path, json.dumps(mine).encode())
@@ -41,9 +41,9 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
     first = RandomReshuffling(order.n, seed=seed, distributed=False).history(0)
     if not np.array_equal(order.history(0), first):
         raise StateError(
-            f"{order!r}, whose first epoch is its own",
-            expected="the first epoch that all orders of a seed share",
-            remedy="This is a fault of that order: report it.",
+            f"{order!r}, whose first epoch is different",
+            expected="the first epoch shared by all orders of a seed",
+            remedy="This is a bug in that order; please report it.",
         )
 
 
@@ -61,8 +61,8 @@ def kept_order(job: Job, out: Path) -> NDArray[Any]:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise InputError(
-            f"{path}, which is no whole .npy file",
+            f"{path}, which is not a complete .npy file",
             expected="the order of GraB's last epoch",
-            remedy=f"Delete it and {job.record(out)}: the same command makes both again.",
+            remedy=f"Delete it and {job.record(out)}; running the same command creates both again.",
         ) from error
     return found

@@ -5,6 +5,7 @@ If a worker fails, the others continue; if the parent dies, all workers exit.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -182,6 +183,7 @@ def _serve(connection: Connection, setting: Setting, place: Place) -> None:
                 except Exception:
                     connection.send(Message("failed", job, trace=traceback.format_exc()))
                     return
+                gc.freeze()  # the collection before each job then skips imported modules
             do(worker, job, connection.send)
 
 

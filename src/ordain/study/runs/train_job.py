@@ -104,7 +104,7 @@ class _Task:
                 else:
                     ranks.hear(_GO)
                     state = training.go(writer, board)
-                    why = "a loss that is not finite" if state == "diverged" else None
+                    why = "the loss is not finite" if state == "diverged" else None
                     if arm.order == SOURCE and arm.shares_first and state == "done":
                         keep_order(training.order, job.order(out))
             more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
@@ -124,8 +124,8 @@ class _Task:
             if word == _GO:
                 if training is None:
                     raise StateError(
-                        f"rank {self.ranks.rank} without the state that rank 0 goes on with",
-                        expected=f"to read {self.job.checkpoint(self.setting.out)} like rank 0",
+                        f"rank {self.ranks.rank} without the state that rank 0 resumes from",
+                        expected=f"to load {self.job.checkpoint(self.setting.out)} like rank 0",
                         remedy="Run the same command again.",
                     )
                 training.go(None, None)
@@ -146,10 +146,10 @@ class _Task:
         if state == "unfinished" or (state == "done" and not source.order(out).exists()):
             raise StateError(
                 f"no finished run of {source}",
-                expected=f"one in {out}, whose last order is kept",
+                expected=f"a finished job in {out}, whose last order is reused",
                 remedy="Run the same command again.",
             )
-        return None if state == "done" else f"GraB's run has {state}, so there is no order to keep"
+        return None if state == "done" else f"the GraB job has state {state!r}, so there is no order to reuse"
 
 
 @dataclass
