@@ -280,7 +280,7 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
 def test_tasks_are_listed() -> None:
     result = call("tasks")
     assert result.exit_code == 0
-    assert "without the train file of QNLI" in result.stdout
+    assert "without QNLI's train file" in result.stdout
     assert f"takes {GRAB_COST} times as long" in result.stdout
     top = Path(__file__).parents[2]
     assert f"takes {GRAB_COST} times as long" in " ".join((top / "README.md").read_text(encoding="utf-8").split())
