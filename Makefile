@@ -16,7 +16,7 @@ test: lint
 # What hypothesis looks for, with other examples every time, and thirty times as many.
 test-nightly: $(READY)
 	ORDAIN_PROFILE=nightly $(BIN)/python -m pytest -q -n auto --maxprocesses 4 \
-		tests/test_faults_machine.py tests/test_hostile.py tests/test_data_hypothesis.py
+		tests/test_faults_machine.py tests/test_hostile.py tests/study/test_data_hypothesis.py
 
 lint: $(READY)
 	$(BIN)/ruff check

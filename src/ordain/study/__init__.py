@@ -1,1 +1,1 @@
-"""The ``ordain`` command: herd vectors from a file, and see every order at work. A user of the public API."""
+"""The ``ordain`` command: studies of data orders, built on the public API."""

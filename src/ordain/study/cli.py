@@ -7,16 +7,11 @@ from typing import Annotated
 import typer
 
 import ordain
-from ordain.study.commands.claims import claims
-from ordain.study.commands.data import data
-from ordain.study.commands.demo import demo
-from ordain.study.commands.herd import herd
-from ordain.study.commands.report import report
-from ordain.study.commands.run import run
-from ordain.study.commands.simulate_ranks import simulate_ranks
-from ordain.study.commands.tasks import tasks
-
-__all__ = ["app"]
+from ordain.study.commands.demo_command import demo
+from ordain.study.commands.listing_commands import data, tasks
+from ordain.study.commands.report_commands import claims, pack, report
+from ordain.study.commands.run_command import run
+from ordain.study.commands.vector_commands import herd, simulate_ranks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,11 +31,6 @@ def _main(
     """Better orders in which to visit training data than random reshuffling."""
 
 
-app.command()(herd)
-app.command()(demo)
-app.command()(report)
-app.command()(claims)
-app.command()(run)
-app.command()(simulate_ranks)
-app.command()(tasks)
+for command in (herd, demo, report, claims, pack, run, simulate_ranks, tasks):
+    app.command()(command)
 app.add_typer(data, name="data")

@@ -1,4 +1,4 @@
-"""Every order on scikit-learn's digits at one rate, and the herding problem itself: a first look at what orders do."""
+"""The demo: every order on scikit-learn's digits at one learning rate, and the herding problem."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ordain.orders import ORDERS
 from ordain.study.files import write_bytes
 from ordain.study.prefix import Curve, draw_prefixes
 from ordain.study.report import write_content
-from ordain.study.report.content import Content, Section
+from ordain.study.report.arm_rows import rows
 from ordain.study.report.curves import draw_curves
-from ordain.study.report.figures import draw
-from ordain.study.report.rows import rows
-from ordain.study.report.training import training_content
+from ordain.study.report.page_content import Content, Section
+from ordain.study.report.training_content import training_content
+from ordain.study.report.training_figures import draw
 from ordain.study.report.views import TRAIN, views
 from ordain.study.runs.arms import BASELINE, RETRAIN
 from ordain.study.runs.config import RunConfig
@@ -29,25 +29,23 @@ from ordain.study.style import LEGEND, png, style
 from ordain.study.tasks import TASKS
 from ordain.study.vectors import STUDIES
 
-__all__ = ["RATE", "demo_config", "write_demo"]
-
-RATE = 0.3  # one for all, not the best of any of them
+RATE = 0.3  # the same for all orders, not tuned
 _TRAINING, _TOY = "digits", "toy-herding"
-_README = ("rr", "so", "herding", "grab", "grab-pair")  # few enough for a small picture
+_README = ("rr", "so", "herding", "grab", "grab-pair")  # the orders in summary.png
 _LABELS = {"herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _ILLUSTRATION = (
-    f"An illustration, not a ranking: all orders run at one rate, {RATE:g}, picked by hand; no order's own best rate "
-    "was looked for."
+    f"This is an illustration, not a ranking: all orders use the same learning rate, {RATE:g}, which was not tuned for "
+    "any of them."
 )
 _WHY = (
-    "Vectors drawn evenly from a cube, centred and summed in order (Figure 1(b) of the GraB paper). Each round of "
-    "herding balances the vectors with signs and reorders them. Greedy does well on such vectors, at quadratic cost; "
-    "on others it can do far worse than random."
+    "Norms of prefix sums of centred vectors drawn uniformly from a cube (Figure 1(b) of the GraB paper). Each round "
+    "of herding balances the vectors and reorders them. Greedy works well on such vectors, at quadratic cost; "
+    "on others it can be far worse than random."
 )
 
 
 def demo_config(*, seeds: int, epochs: int, limit: int | None = None) -> RunConfig:
-    """Every order of the registry, and training again with the last order that GraB found."""
+    """The configuration of the demo: all orders, and retraining with GraB's last order."""
     defaults = TASKS[_TRAINING].defaults
     return RunConfig(
         task=_TRAINING,
@@ -65,14 +63,14 @@ def demo_config(*, seeds: int, epochs: int, limit: int | None = None) -> RunConf
 def write_demo(
     out: Path, config: RunConfig, *, report: Report | None = None, command: str = "", quick: bool = False
 ) -> Content:
-    """Train, herd, and write the page, its figures and ``summary.png`` into ``out``; gives back what the page says.
+    """Run the demo, write its page, figures and ``summary.png`` to ``out``, and return the content of the page.
 
     Args:
-        out: made if need be. The records are in folders inside it; those of an earlier demo are removed.
-        config: of the training.
-        report: called with what is heard of each job.
-        command: to be recorded.
-        quick: herd fewer and shorter vectors.
+        out: created if needed; records of an earlier demo in it are removed.
+        config: the configuration of the training run.
+        report: called with the progress of each job.
+        command: the command line to record.
+        quick: use fewer and shorter vectors for herding.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in (_TRAINING, _TOY):
@@ -99,27 +97,27 @@ def write_demo(
 
 
 def _spread_said(trained: Run) -> list[str]:
-    """How far seeds are apart, beside how far orders are; nothing of a single seed."""
+    """Compare the spread over seeds with the spread over orders; nothing for a single seed."""
     table = {row.name: row.train for row in rows(views(trained)[0])}
-    means = [mean for mean, _ in table.values() if mean is not None]
-    _, sd = table[BASELINE]
+    means = [train.mean for train in table.values() if train.mean is not None]
+    sd = table[BASELINE].sd
     if sd is None:
         return []
     return [
-        f"RR's final training loss has a standard deviation of {sd:.2g} over seeds; the means of the orders lie within "
+        f"RR's final training loss has a standard deviation of {sd:.2g} over seeds; the means of the orders are within "
         f"{max(means) - min(means):.2g} of each other."
     ]
 
 
 def _remove(folder: Path) -> None:
-    """What an earlier demo recorded: to go on with it would show what an older version did."""
+    """Remove the records of an earlier demo, which an older version may have written."""
     if not folder.exists():
         return
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{folder}, which is no run's folder",
-            expected="nothing there, or the records of an earlier demo, which are replaced",
-            remedy="Choose another --out.",
+            f"{folder}, which is not the folder of a run",
+            expected="an empty place, or the records of an earlier demo, which are replaced",
+            remedy="Use another --out.",
         )
     shutil.rmtree(folder)
 
@@ -132,13 +130,13 @@ def _curves(folder: Path) -> dict[str, Curve]:
 
 
 def _summary(trained: Run, curves: Mapping[str, Curve]) -> Figure:
-    """Loss and prefix norms side by side, 1200 x 450 pixels, for a page's top."""
+    """Loss curves and prefix norms side by side, 1200 x 450 pixels."""
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     view = views(trained)[0]
     looks = {name: style(position) for position, name in enumerate(_README)}
     few = replace(view, entries={name: view.entries[name] for name in _README})
-    draw_curves(left, few, looks, get=TRAIN.get)
+    draw_curves(left, few, looks, column=TRAIN.column)
     left.set_ylabel("train loss (cross-entropy, nats)")
     left.set_title("Logistic regression on digits: train loss")
     left.legend(**LEGEND)

@@ -1,4 +1,4 @@
-"""The lock that keeps two commands out of one folder."""
+"""A lock that keeps two commands from writing to the same folder."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ordain.errors import StateError
+from filelock import FileLock, Timeout
 
-__all__ = ["only_one"]
+from ordain.errors import StateError
 
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system takes back from a process that is killed."""
+    """Hold the folder's lock; the system releases it if the process is killed."""
+    lock = FileLock(out / ".lock", timeout=0)
     try:
-        import fcntl
-    except ImportError:  # not on Windows
+        lock.acquire()
+    except Timeout:
+        raise StateError(
+            f"{out}, which another command is writing to",
+            expected="one command per folder",
+            remedy="Wait for it, or use another folder with --out.",
+        ) from None
+    try:
         yield
-        return
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StateError(
-                f"{out}, into which another command is running",
-                expected="one command to a folder",
-                remedy="Wait for it, or run into another folder with --out.",
-            ) from None
-        yield
+    finally:
+        lock.release()

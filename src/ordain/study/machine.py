@@ -1,4 +1,4 @@
-"""What a result was made with: enough to repeat it."""
+"""Provenance of results: versions, machine and revision."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import platform
 import shutil
 import subprocess
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-__all__ = ["machine", "provenance", "revision", "versions"]
 
 _PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
 
 
 def provenance(command: str | None) -> dict[str, Any]:
-    """What a study's folder says of each command that has worked on it."""
+    """The provenance recorded for each command."""
     return {
         "command": command,
         "versions": versions(),
@@ -27,13 +26,14 @@ def provenance(command: str | None) -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that numbers depend on."""
+    """Versions of Python and of the packages that results depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
 
 
 def machine() -> dict[str, str | int]:
-    """The system, the processor, and how many logical ones there are."""
+    """Operating system, processor, and number of logical CPUs."""
     return {"platform": platform.platform(), "cpu": _cpu(), "logical_cpus": os.cpu_count() or 1}
 
 
@@ -47,7 +47,7 @@ def _cpu() -> str:
 
 
 def revision() -> str | None:
-    """The commit that ordain runs from, where it runs from a checkout; ``-dirty`` if files have changed since."""
+    """The git commit of a source checkout, with ``-dirty`` if files have changed; None otherwise."""
     top, git = Path(__file__).resolve().parents[3], shutil.which("git")
     if git is None or not (top / ".git").exists():
         return None

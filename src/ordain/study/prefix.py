@@ -1,4 +1,4 @@
-"""Norms of prefix sums, one curve an order: Figure 1(b) of the paper."""
+"""Figures of prefix sum norms (Figure 1(b) of the paper)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from ordain.study.style import LEGEND, finish, style
 
-__all__ = ["draw_prefixes", "prefix_figure", "thin"]
-
-Curve = tuple[Sequence[int], Sequence[float]]  # how many vectors, the norm of their sum
-_POINTS = 600  # of a curve: as many as a figure can show
+Curve = tuple[Sequence[int], Sequence[float]]  # number of vectors, norm of their sum
+_POINTS = 600  # maximum number of points per curve
 
 
 def prefix_figure(norms: Mapping[str, NDArray[np.float64]], *, title: str) -> Figure:
-    """A curve for each label, from the norms of all its prefixes ``[n]``."""
+    """One curve per label, from the norms of all prefixes ``[n]``."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     draw_prefixes(axes, {label: thin(of) for label, of in norms.items()})
@@ -28,7 +26,7 @@ def prefix_figure(norms: Mapping[str, NDArray[np.float64]], *, title: str) -> Fi
 
 
 def draw_prefixes(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """Curves on a log scale, unless one of them touches zero."""
+    """Draw the curves, on a log scale if all norms are positive."""
     for position, (label, (at, norms)) in enumerate(curves.items()):
         axes.plot(at, norms, label=label, **style(position).line(max(1, len(at) // 8)))
     if all(min(norms) > 0 for _, norms in curves.values()):
@@ -39,7 +37,7 @@ def draw_prefixes(axes: Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def thin(norms: NDArray[np.float64]) -> Curve:
-    """At most ``_POINTS`` points, each the largest of its stretch; the last sum is left out, being zero."""
+    """Reduce a curve to ``_POINTS`` points, each the maximum of its interval; the last sum (zero) is omitted."""
     kept = norms[:-1] if len(norms) > 1 else norms
     starts = np.unique(np.linspace(0, len(kept) - 1, min(_POINTS, len(kept))).astype(np.int64))
     return (starts + 1).tolist(), np.maximum.reduceat(kept, starts).tolist()

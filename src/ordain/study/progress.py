@@ -1,4 +1,4 @@
-"""How far a command has come: a bar on a terminal, a few lines or nothing elsewhere. Always on stderr."""
+"""Progress on stderr: a bar on a terminal, otherwise a few lines or nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-__all__ = ["Report", "reporting"]
-
-Report = Callable[[int, int], None]  # (done, in all)
+Report = Callable[[int, int], None]  # (done, total)
 
 
 @contextmanager
 def reporting(title: str, *, lines: bool = False) -> Iterator[Report]:
-    """A function to call with (done, in all); ``lines`` writes each tenth where there is no terminal."""
+    """Context manager giving a callback (done, total); ``lines`` prints every 10 % if there is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _by_tenths(title, console) if lines else _silent

@@ -1,4 +1,4 @@
-"""The house style of figures: colours that colour-blind readers can tell apart, and shapes for grey print."""
+"""Style of figures: colours for colour-blind readers, and markers for print without colour."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-__all__ = ["COLOURS", "DASHES", "LEGEND", "MARKERS", "Style", "finish", "png", "style", "svg"]
-
-# Okabe and Ito's palette without yellow, which is too pale for lines on white; black is the baseline's alone.
+# Okabe and Ito's palette without yellow, which is too pale on white; black is reserved for the baseline.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "sv^D<>PXph*d"
-_PALETTE, _APART = 256, 12  # colours of a PNG, and how far apart they are at least (of 255 in red, green or blue)
+_PALETTE, _APART = 256, 12  # number of colours in a PNG, and their minimum distance in a channel (of 255)
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.4}  # long enough to show the dashes
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one order looks in every figure."""
+    """The style of one order, the same in every figure."""
 
     color: str
     linestyle: Any
@@ -33,9 +31,9 @@ class Style:
     position: int = 0
 
     def line(self, every: int) -> dict[str, Any]:
-        """Options for ``Axes.plot``, with a mark at each ``every``-th point; not the same ones for every order.
+        """Options for ``Axes.plot``, with a marker at every ``every``-th point.
 
-        Lines that lie on each other can then be told apart.
+        Markers are offset between orders, so that overlapping lines can be distinguished.
         """
         return {
             "color": self.color,
@@ -61,13 +59,13 @@ def style(position: int) -> Style:
 
 
 def finish(axes: Axes) -> None:
-    """A pale grid, and no frame above and to the right."""
+    """Add a light grid and remove the top and right spines."""
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def png(figure: Figure, *, dpi: int = 150) -> bytes:
-    """The figure as a PNG file's bytes, with a palette: a third of the size, and no difference that can be seen."""
+    """Render as PNG with a palette, which is a third of the size without visible difference."""
     buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     with Image.open(buffer) as image:
@@ -77,9 +75,9 @@ def png(figure: Figure, *, dpi: int = 150) -> bytes:
 
 
 def _palette(image: Image.Image) -> Image.Image:
-    """The most frequent colours that are no shades of each other.
+    """The most frequent colours that are clearly different from each other.
 
-    Pillow's own choice gives a rare mark the colour of a frequent line, or a pale band that of another.
+    Pillow's own choice can give rare markers the colour of a frequent line.
     """
     codes, counts = np.unique(np.asarray(image).reshape(-1, 3) @ np.array([1 << 16, 1 << 8, 1]), return_counts=True)
     colours = codes[np.argsort(-counts, kind="stable"), None] >> np.array([16, 8, 0]) & 255
@@ -95,7 +93,7 @@ def _palette(image: Image.Image) -> Image.Image:
 
 
 def svg(figure: Figure) -> bytes:
-    """The figure as an SVG file's bytes: the same every time, with text as shapes, so that no font is needed."""
+    """Render as SVG, reproducibly, with text as paths, so that no font is needed."""
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "ordain", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

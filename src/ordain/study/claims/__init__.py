@@ -1,5 +1,5 @@
-"""What a folder of runs says on each claim of the paper: a page of verdicts, and a figure of when ordering pays."""
+"""The paper's claims checked against a folder of runs."""
 
-from ordain.study.claims.write import write_claims
+from ordain.study.claims.claims_page import write_claims
 
 __all__ = ["write_claims"]

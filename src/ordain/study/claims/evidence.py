@@ -1,25 +1,26 @@
-"""A folder of runs, each read when it is asked for."""
+"""Access to a folder of runs, and the types of claims and findings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ordain.study.report.views import Entry, View, views
 from ordain.study.runs.records import Run, read_run
 
-__all__ = ["Evidence"]
+HOLDS, FAILS, OPEN = "supported", "contradicted", "inconclusive"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The runs in ``folder``, by the names of their folders."""
+    """The runs in ``folder`` by name; each is read when first used."""
 
     folder: Path
     _views: dict[str, tuple[Run, list[View]] | None] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Is there such a run?"""
+        """Whether there is such a run."""
         return (self.folder / name / "config.json").is_file()
 
     def _read(self, name: str) -> tuple[Run, list[View]] | None:
@@ -29,25 +30,59 @@ class Evidence:
         return self._views[name]
 
     def run(self, name: str) -> Run | None:
-        """A training run's records; None where there are none."""
+        """The records of a training run; None if there are none."""
         found = self._read(name)
         return found[0] if found else None
 
     def at_rr(self, name: str) -> View | None:
-        """All arms at RR's best rate, the paper's protocol."""
+        """All arms at RR's best rate (the paper's protocol)."""
         found = self._read(name)
         return next((view for view in found[1] if view.name == "rr"), None) if found else None
 
     def tuned(self, name: str) -> View | None:
-        """Each arm at its own best rate; RR's where that is the best of all."""
+        """Each arm at its own best rate."""
         found = self._read(name)
         return found[1][0] if found else None
 
     def entry(self, name: str, arm: str) -> Entry | None:
-        """An arm at RR's best rate, if it has a finished job there."""
+        """An arm at RR's best rate; None if it has no finished job there."""
         view = self.at_rr(name)
         return view.shown.get(arm) if view else None
 
-    def figure(self, name: str, *files: str) -> str | None:
-        """The first of a report's figures that is there, as a path in the folder."""
-        return next((path for file in files if (self.folder / (path := f"{name}/report/{file}.png")).is_file()), None)
+    def figure(self, name: str, file: str) -> str | None:
+        """The path of a report's figure, relative to the folder; None if it does not exist."""
+        path = f"{name}/report/{file}.png"
+        return path if (self.folder / path).is_file() else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a claim, the measurements as sentences, and the path of a figure."""
+
+    verdict: str
+    measured: tuple[str, ...]
+    figure: str | None = None
+
+
+NOT_RUN = Finding(OPEN, ("Not run.",))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, and the function that checks it."""
+
+    title: str
+    paper: str
+    find: Callable[[Evidence], Finding]
+
+
+def together(votes: Iterable[bool | None]) -> str:
+    """Combine votes: one False contradicts the claim; otherwise all must be True. None is inconclusive.
+
+    >>> together([True, True]), together([True, None]), together([True, False]), together([])
+    ('supported', 'inconclusive', 'contradicted', 'inconclusive')
+    """
+    cast = list(votes)
+    if any(vote is False for vote in cast):
+        return FAILS
+    return HOLDS if cast and all(cast) else OPEN

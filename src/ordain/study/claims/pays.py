@@ -1,4 +1,4 @@
-"""When does ordering pay? What GraB gains over RR at each learning rate, in epochs and in processor seconds."""
+"""When ordering pays: the speed-up of GraB over RR at each learning rate, in epochs and in CPU time."""
 
 from __future__ import annotations
 
@@ -15,59 +15,47 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, N
 
 from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
+from ordain.study.report.arm_rows import reached
 from ordain.study.report.curves import FONTS
 from ordain.study.report.statistics import Comparison, compare
-from ordain.study.report.views import TRAIN
 from ordain.study.runs.arms import BASELINE
-from ordain.study.runs.records import DONE, Job, Run
+from ordain.study.runs.records import Run, select
 from ordain.study.style import LEGEND, finish, style
 
-__all__ = ["Gain", "gains", "pays_figure", "tasks_figure"]
-
 _PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
-ARMS = {"grab": 1, "grab-pair": 2}  # and the place of each style
-_LEAST, _MOST = 1 / 8, 8.0  # of a ratio that is drawn in its place
-_NEAR = 1e-3  # of RR's lowest loss: at small rates all orders end that close, and which is lower is chance
-_ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # one mark, which no line may hide
+ARMS = {"grab": 1, "grab-pair": 2}  # with the position of their style
+_LEAST, _MOST = 1 / 8, 8.0  # limits of the drawn ratios
+_NEAR = 1e-3  # relative tolerance to RR's lowest loss: at small rates all orders end this close
+_ALONE = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}  # a single marker, drawn above all lines
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One arm at one rate over RR at the same rate, by seed.
+    """The gain of one arm over RR at the same learning rate, by seed."""
 
-    Attributes:
-        run: the run's name.
-        arm: which order.
-        rate: of both.
-        best: is it RR's own best rate?
-        epochs: of RR's until its lowest training loss (within a thousandth), over the arm's; 0 if it never gets there.
-        seconds: the same of the processor's time; empty where that was not recorded.
-        loss: of the final training losses.
-        relative: mean difference of the final training loss, as a share of RR's.
-    """
-
-    run: str
-    arm: str
-    rate: float
-    best: bool
+    run: str  # the run's name
+    arm: str  # which order
+    rate: float  # learning rate of both
+    best: bool  # whether it is RR's best rate
+    # RR's epochs to its lowest training loss (within 0.1 %) divided by the arm's; 0 if never reached.
     epochs: tuple[float, ...]
-    seconds: tuple[float, ...]
-    loss: Comparison
-    relative: float
+    seconds: tuple[float, ...]  # the same ratio for CPU time; empty if not recorded
+    loss: Comparison  # comparison of final training losses
+    relative: float  # mean difference of the final training loss relative to RR's
 
     @property
     def label(self) -> str:
-        """What people call the order."""
+        """Display name of the order."""
         return ORDERS[self.arm].label
 
     def median(self, part: str) -> float | None:
-        """Over seeds, of ``"epochs"`` or ``"seconds"``; None where that was not recorded."""
+        """Median over seeds of ``"epochs"`` or ``"seconds"``; None if not recorded."""
         ratios: tuple[float, ...] = getattr(self, part)
         return float(np.median(ratios)) if ratios else None
 
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
-    """Of every run in ``names`` that is there, every rate at which both have finished."""
+    """The gains for every available run in ``names`` at every rate that both orders have finished."""
     found = []
     for name in names:
         run, view = evidence.run(name), evidence.at_rr(name)
@@ -75,7 +63,7 @@ def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
             continue
         best = view.entries[BASELINE].rate
         for arm in ARMS:
-            for rate in sorted(run.arms[BASELINE].rates):
+            for rate in run.arms[BASELINE].rates:
                 gain = _gain(run, name, arm, rate, best) if arm in run.arms else None
                 if gain is not None:
                     found.append(gain)
@@ -83,48 +71,23 @@ def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
 
 
 def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gain | None:
-    ours, theirs = (
-        {seed: job for seed, job in run.arms[of].rates.get(rate, {}).items() if job.state == DONE}
-        for of in (arm, BASELINE)
-    )
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
+    ours, theirs = (select(run.done, of, rate) for of in (arm, BASELINE))
+    seeds = ours.index.intersection(theirs.index).sort_values()
+    if seeds.empty:
         return None
-    ratios = [_ratios(ours[seed], theirs[seed]) for seed in seeds]
-    loss = compare(*({seed: TRAIN.get(jobs[seed].epochs[-1]) for seed in seeds} for jobs in (ours, theirs)))
-    base = float(np.mean([TRAIN.get(theirs[seed].epochs[-1]) or math.nan for seed in seeds]))
-    return Gain(
-        name,
-        arm,
-        rate,
-        rate == best,
-        tuple(epochs for epochs, _ in ratios),
-        tuple(seconds for _, seconds in ratios if seconds is not None),
-        loss,
-        math.nan if loss.difference is None else loss.difference / base,
-    )
-
-
-def _ratios(ours: Job, theirs: Job) -> tuple[float, float | None]:
-    """RR's epochs and processor seconds until near its lowest training loss, over those of the other; 0 if never."""
-    goal = (1 + _NEAR) * min(epoch.train_loss for epoch in theirs.epochs if epoch.train_loss is not None)
-    mine, rr = _until(ours, goal), _until(theirs, goal)
-    if mine is None or rr is None:
-        return 0.0, None if rr is None or not rr[1] else 0.0
-    return rr[0] / max(mine[0], 1), (rr[1] / mine[1] if rr[1] and mine[1] else None)
-
-
-def _until(job: Job, goal: float) -> tuple[int, float | None] | None:
-    seconds: float | None = 0.0
-    for epoch in job.epochs:
-        seconds = None if seconds is None or epoch.cpu_seconds is None else seconds + epoch.cpu_seconds
-        if epoch.epoch and epoch.train_loss is not None and epoch.train_loss <= goal:
-            return epoch.epoch, seconds
-    return None
+    mine, rr = (select(run.epochs, of, rate) for of in (arm, BASELINE))
+    goal = (1 + _NEAR) * rr.train_loss.groupby("seed").min()[seeds]
+    until, rr_until = (reached(of, goal, seconds="cpu_seconds", first=1) for of in (mine, rr))
+    never = until.epoch.isna()
+    epochs = (rr_until.epoch / until.epoch).fillna(0.0)
+    seconds = (rr_until.seconds / until.seconds).mask(never, 0.0)[rr_until.seconds > 0]
+    loss = compare(ours.train_loss[seeds], theirs.train_loss[seeds])
+    relative = math.nan if loss.difference is None else loss.difference / theirs.train_loss[seeds].mean()
+    return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss, relative)
 
 
 def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
-    """All runs at once: what GraB gains, against the learning rate as a multiple of the one that RR does best at."""
+    """GraB's speed-up in all runs, against the learning rate relative to RR's best rate."""
     best = {gain.run: gain.rate for gain in found if gain.best}
     names = [name for name in titles if name in best]
     if not names:
@@ -152,7 +115,7 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
 
 
 def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
-    """A row for each run: every seed, GraB and pairs, against the learning rate."""
+    """One row per run: every seed of GraB and GraB pairs, against the learning rate."""
     names = list(dict.fromkeys(gain.run for gain in found))
     if not names:
         return None
@@ -177,7 +140,7 @@ def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | N
 
 
 def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
-    """Each seed faint, the median joined; below the line RR is sooner."""
+    """Draw each seed faintly and connect the medians."""
     rates = sorted({gain.rate for gain in of})
     _scales(axes)
     axes.set_xlim(rates[0] / 1.8, rates[-1] * 1.8)
@@ -201,7 +164,7 @@ def _panel(axes: Axes, of: Sequence[Gain], part: str) -> None:
 
 
 def _scales(axes: Axes) -> None:
-    """Ratios on a log scale, with a line where nothing is gained."""
+    """Use log scales, with a line at ratio 1."""
     ticks = (_LEAST, 0.25, 0.5, 1.0, 2.0, 4.0, _MOST)
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)

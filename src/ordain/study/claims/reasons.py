@@ -1,95 +1,78 @@
-"""Why an order gains little somewhere: how stale gradients were, how the last iterates wander, what the rate does."""
+"""Possible explanations: learning rate, noise of the last iterates, and staleness of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from ordain.study.claims.evidence import Evidence
 from ordain.study.claims.pays import Gain
-from ordain.study.report.statistics import HELPS, WORSE, mean, verdict
+from ordain.study.report.statistics import HELPS, WORSE, verdict
 from ordain.study.report.views import Entry
 from ordain.study.runs.arms import BASELINE
 
-__all__ = ["LAST", "reasons"]
-
 _BEST = " (RR's best)"
-LAST = 5  # epochs, over which the loss of a run at its end wanders
+LAST = 5  # number of epochs at the end of a run
 
 
 def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> list[str]:
-    """What was measured of the three, in sentences."""
-    stale = ("mnist-stale", "cifar10-stale", "digits")
+    """Sentences on all three, as far as they were measured."""
     lines = [_rate(name, [gain for gain in found if (gain.run, gain.arm) == (name, "grab")]) for name in names]
-    lines += [_wander(name, evidence.entry(name, BASELINE), evidence.entry(name, "grab")) for name in names]
-    lines += [_stale(name, evidence.entry(name, BASELINE), evidence.entry(name, "grab")) for name in stale]
+    for say, runs in ((_wander, names), (_stale, ("mnist-stale", "cifar10-stale", "digits"))):
+        for name in runs:
+            ours, theirs = evidence.entry(name, "grab"), evidence.entry(name, BASELINE)
+            lines.append(say(name, ours, theirs) if ours and theirs else "")
     return [line for line in lines if line]
 
 
 def _rate(name: str, gains: Sequence[Gain]) -> str:
-    """Does what GraB gains depend on the learning rate?"""
+    """The gain of GraB at each learning rate."""
     if len(gains) < 2:
         return ""
-    words = {HELPS: "clearly", WORSE: "clearly"}
+    words = {HELPS: "significant", WORSE: "significant"}
     told = [
         f"{gain.rate:g}{_BEST if gain.best else ''}: {_share(gain.relative)}"
-        f" ({words.get(verdict(gain.loss), 'could be luck')})"
+        f" ({words.get(verdict(gain.loss), 'inconclusive')})"
         for gain in gains
     ]
-    return f"Learning rate, {name}: GraB's final training loss against RR's at the same rate. {'; '.join(told)}."
+    return f"Learning rate, {name}: GraB's final training loss compared with RR's at the same rate. {'; '.join(told)}."
 
 
 def _share(relative: float) -> str:
     return f"{100 * abs(relative):.2g} % {'lower' if relative < 0 else 'higher'}"
 
 
-def _wander(name: str, theirs: Entry | None, ours: Entry | None) -> str:
-    """How far the training loss of the last epochs is from a line, as a share of it."""
-    if theirs is None or ours is None:
+def _wander(name: str, ours: Entry, theirs: Entry) -> str:
+    """The relative deviation of the training loss from a linear trend over the last epochs."""
+    losses = [entry.epochs.train_loss.drop(index=0, level="epoch").dropna() for entry in (ours, theirs)]
+    if any(of.groupby("seed").size().min() < LAST for of in losses):
         return ""
-    sizes = [_wandering(entry) for entry in (ours, theirs)]
-    if None in sizes:
-        return ""
+    mine, rr = (of.groupby("seed").agg(_wandering).mean() for of in losses)
+    lowest = [entry.epochs.train_loss.groupby("seed").min().mean() for entry in (ours, theirs)]
     return (
-        f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss leaves its trend "
-        f"by {100 * (sizes[0] or 0):.2f} % under GraB and {100 * (sizes[1] or 0):.2f} % under RR (mean over seeds). "
-        f"The lowest of RR's epochs is {_share(_lowest(theirs) / _lowest(ours) - 1)} than the lowest of GraB's."
+        f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss deviates from a "
+        f"linear trend by {100 * mine:.2f} % under GraB and {100 * rr:.2f} % under RR (mean over seeds). "
+        f"The lowest of RR's epochs is {_share(lowest[1] / lowest[0] - 1)} than the lowest of GraB's."
     )
 
 
-def _lowest(entry: Entry) -> float:
-    """The lowest training loss of any epoch, mean over seeds."""
-    return (
-        mean([min(e.train_loss for e in job.epochs if e.train_loss is not None) for job in entry.jobs.values()]) or 0.0
-    )
+def _wandering(losses: pd.Series) -> float:
+    """Relative deviation from a linear trend, for one seed."""
+    last, at = losses.to_numpy()[-LAST:], np.arange(LAST)
+    trend = np.polyval(np.polyfit(at, last, 1), at)
+    return float(np.std(last - trend) / last.mean())
 
 
-def _wandering(entry: Entry) -> float | None:
-    found = []
-    for job in entry.jobs.values():
-        losses = np.array([epoch.train_loss for epoch in job.epochs[1:] if epoch.train_loss is not None][-LAST:])
-        if len(losses) < LAST:
-            return None
-        at = np.arange(LAST)
-        trend = np.polyval(np.polyfit(at, losses, 1), at)
-        found.append(float(np.std(losses - trend) / losses.mean()))
-    return mean(found)
-
-
-def _stale(name: str, theirs: Entry | None, ours: Entry | None) -> str:
-    """Of a run with ``--herding``."""
-    if theirs is None or ours is None:
-        return ""
-    told = [e.stale_fresh for job in ours.jobs.values() for e in job.epochs[1:] if e.stale_fresh is not None]
-    ends = [
-        mean([job.epochs[-1].herding or 0.0 for job in entry.jobs.values() if job.epochs[-1].herding is not None])
-        for entry in (ours, theirs)
-    ]
-    if not told or ends[0] is None or ends[1] is None:
+def _stale(name: str, ours: Entry, theirs: Entry) -> str:
+    """Staleness and herding objective of a run with ``--herding``."""
+    told = ours.epochs.stale_fresh.drop(index=0, level="epoch").dropna()
+    mine, rr = ours.jobs.herding.mean(), theirs.jobs.herding.mean()
+    if told.empty or np.isnan(mine) or np.isnan(rr):
         return ""
     return (
-        f"Staleness, {name}, rate {ours.rate:g}: an example's gradients in one epoch and the next correlate by "
-        f"{min(told):.2f} to {max(told):.2f} (mean {mean(told):.2f}); in the last epoch GraB's order has a herding "
-        f"objective of {ends[0]:.3g}, RR's {ends[1]:.3g}."
+        f"Staleness, {name}, rate {ours.rate:g}: the cosine similarity of gradients in consecutive epochs is "
+        f"{told.min():.2f} to {told.max():.2f} (mean {told.mean():.2f}); in the last epoch the herding objective "
+        f"is {mine:.3g} for GraB and {rr:.3g} for RR."
     )

@@ -1,1 +1,1 @@
-"""One command of ``ordain`` a file; ``ordain.study.cli`` puts them together."""
+"""The commands of ``ordain``; see ``ordain.study.cli``."""

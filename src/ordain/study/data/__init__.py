@@ -1,12 +1,11 @@
-"""Data sets of the study: where they are, and their files as arrays."""
+"""Data sets of the study: find, download and verify them, and read them as arrays."""
 
 from __future__ import annotations
 
-from ordain.study.data.catalogue import DATASETS
-from ordain.study.data.fetch import fetch
-from ordain.study.data.folder import data_dir, find
-from ordain.study.data.kinds import Dataset, Download, File, Labelled, Splits
-from ordain.study.data.load import bert_vocabulary, load, wikitext_vocabulary
+from ordain.study.data.data_files import data_dir, find
+from ordain.study.data.dataset import Dataset, Download, File, Labelled, Splits
+from ordain.study.data.datasets import DATASETS, bert_vocabulary, load
+from ordain.study.data.fetching import fetch
 
 __all__ = [
     "DATASETS",
@@ -20,5 +19,4 @@ __all__ = [
     "fetch",
     "find",
     "load",
-    "wikitext_vocabulary",
 ]

@@ -1,8 +1,9 @@
-"""Figures with a line an arm: differences from RR, time, memory, and how soon RR's best is reached."""
+"""Bar charts with one row per arm: differences from RR, time, memory, and time to RR's best loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ordain.study.report.curves import FONTS, WIDTH
-from ordain.study.report.rows import Row
+from ordain.study.report.arm_rows import Row
+from ordain.study.report.curves import FONTS, WIDTH, by_epoch
+from ordain.study.report.number_text import bytes_text, plain, seconds_text
 from ordain.study.report.statistics import verdict
-from ordain.study.report.text import bytes_text, plain, seconds_text
 from ordain.study.report.views import Metric, View
 from ordain.study.runs.arms import is_baseline
-from ordain.study.runs.records import PARTS
+from ordain.study.runs.record_lines import PARTS
 from ordain.study.style import COLOURS, LEGEND, Style, finish
 
-__all__ = ["difference_figure", "goal_figure", "memory_figure", "time_figure"]
-
-_HATCHES = ("", "///", "...", "xx", "\\\\\\")  # parts of a step can be told apart in grey print too
+_HATCHES = ("", "///", "...", "xx", "\\\\\\")  # distinguishable without colour
 _FAINT = "#666666"
 
 
 def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) -> Figure | None:
-    """Final value minus RR's of the same seed: each seed, the mean, and its 99 % confidence interval."""
+    """Difference of the final value from RR's: each seed, the mean, and its 99 % confidence interval."""
     compared = {name: found for name, found in view.comparisons(metric).items() if found.difference is not None}
     if not compared:
         return None
@@ -35,108 +34,91 @@ def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) ->
         figure, axes = _one_line_each([view.entries[name].arm.label for name in compared])
         axes.axvline(0, color="black", linewidth=1.6)
         for place, (name, found) in enumerate(compared.items()):
-            ours, baseline, look = view.entries[name].final(metric), view.baseline(name), looks[name]
-            theirs = baseline.final(metric) if baseline else {}
-            each = [metric.scale * ((ours[seed] or 0.0) - (theirs[seed] or 0.0)) for seed in found.seeds]
+            baseline, look = view.baseline(name) or view.entries[name], looks[name]
+            ours, theirs = (entry.final(metric)[list(found.seeds)] for entry in (view.entries[name], baseline))
+            each = metric.scale * (ours - theirs)
             axes.plot(each, [place] * len(each), look.marker, color=look.color, alpha=0.45, markersize=5)
             if found.interval:
                 low, high = (metric.scale * end for end in found.interval)
                 axes.plot([low, high], [place] * 2, color=look.color, linewidth=2.4, solid_capstyle="butt")
-            axes.plot(np.mean(each), place, "|", color=look.color, markersize=15, markeredgewidth=2.6)
+            axes.plot(each.mean(), place, "|", color=look.color, markersize=15, markeredgewidth=2.6)
             said = verdict(found, lower_is_better=metric.lower_is_better).partition(" (")[0]
             axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, color=_FAINT)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_title(f"Final {metric.title}, minus RR's")
         better = "left" if metric.lower_is_better else "right"
-        axes.set_xlabel(f"further {better} is better; bar: mean and 99 % interval")
+        axes.set_xlabel(f"{better} is better; bars: mean and 99 % interval")
     return figure
 
 
 def time_figure(view: View) -> Figure | None:
-    """Seconds of an epoch by part of the step: mean over epochs of the median seed's."""
-    shown = {name: entry for name, entry in view.shown.items() if len(next(iter(entry.jobs.values())).epochs) > 1}
+    """Time per epoch by part of the step: median over seeds, mean over epochs."""
+    shown = [entry for entry in view.shown.values() if entry.jobs.epoch.iloc[0] > 0]
     if not shown:
         return None
     with rc_context(FONTS):
-        figure, axes = _one_line_each([entry.arm.label for entry in shown.values()], more=0.5)
+        figure, axes = _one_line_each([entry.arm.label for entry in shown], more=0.5)
         left = np.zeros(len(shown))
+        look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6, "height": 0.68}
         for part, colour, hatch in zip(PARTS, COLOURS, _HATCHES, strict=False):
-            width = np.array(
-                [
-                    np.median(
-                        [[epoch.seconds.get(part, 0.0) for epoch in job.epochs[1:]] for job in entry.jobs.values()],
-                        axis=0,
-                    ).mean()
-                    for entry in shown.values()
-                ]
-            )
-            look: dict[str, Any] = {
-                "color": colour,
-                "hatch": hatch,
-                "edgecolor": "white",
-                "linewidth": 0.6,
-                "height": 0.68,
-            }
-            axes.barh(range(len(shown)), width, left=left, label=part, **look)
+            width = np.array([by_epoch(entry, part).median(axis=1).mean() for entry in shown])
+            axes.barh(range(len(shown)), width, left=left, label=part, color=colour, hatch=hatch, **look)
             left += width
         axes.set_xlim(0, 1.16 * float(left.max()) or 1.0)
         for place, total in enumerate(left):
             axes.text(total, place, f" {seconds_text(float(total))}", va="center", fontsize=8, color=_FAINT)
-        axes.set_title("Time of an epoch")
-        axes.set_xlabel("seconds of training, evaluation left out")
+        axes.set_title("Time per epoch")
+        axes.set_xlabel("seconds of training, without evaluation")
         axes.grid(visible=False, axis="y")
         figure.legend(loc="outside lower center", ncols=5, fontsize=9, **(LEGEND | {"handlelength": 1.4}))
     return figure
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """One bar chart in a row of several: the value of each table row, and its label."""
+
+    title: str
+    get: Callable[[Row], float | None]
+    text: Callable[[float], str]
+
+
 def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
-    """What the order holds, and what the whole job added to its process."""
-    columns: dict[str, Callable[[Row], float | None]] = {
-        "Order's memory": lambda row: row.order_bytes,
-        "Job's memory": lambda row: row.job_bytes,
-    }
-    return _columns(table, looks, columns, bytes_text)
+    """Memory of the order's state and of the whole job."""
+    held = _Panel("Order's memory", lambda row: row.order_bytes, bytes_text)
+    added = _Panel("Job's memory", lambda row: row.job_bytes, bytes_text)
+    return _panels(table, looks, [held, added], missing="not measured")
 
 
 def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
-    """Epochs and seconds until RR's lowest train loss of the same seed."""
+    """Epochs and time until RR's lowest train loss with the same seed."""
     if not any(is_baseline(row.name) and row.epochs_to_goal is not None for row in table):
         return None
-    texts = {"Epochs to RR's best": lambda value: f"{value:g}", "Time to RR's best": seconds_text}
-    columns: dict[str, Callable[[Row], float | None]] = {
-        "Epochs to RR's best": lambda row: row.epochs_to_goal,
-        "Time to RR's best": lambda row: row.seconds_to_goal,
-    }
-    return _columns(table, looks, columns, lambda value: f"{value:g}", texts=texts, missing="not reached")
+    epochs = _Panel("Epochs to RR's best", lambda row: row.epochs_to_goal, "{:g}".format)
+    time = _Panel("Time to RR's best", lambda row: row.seconds_to_goal, seconds_text)
+    return _panels(table, looks, [epochs, time], missing="not reached")
 
 
-def _columns(
-    table: Sequence[Row],
-    looks: Mapping[str, Style],
-    columns: Mapping[str, Callable[[Row], float | None]],
-    text: Callable[[float], str],
-    *,
-    texts: Mapping[str, Callable[[float], str]] | None = None,
-    missing: str = "not measured",
+def _panels(
+    table: Sequence[Row], looks: Mapping[str, Style], panels: Sequence[_Panel], *, missing: str
 ) -> Figure | None:
-    shown = [row for row in table if row.train[0] is not None]
-    columns = {title: get for title, get in columns.items() if any(get(row) is not None for row in shown)}
-    if not columns:
+    shown = [row for row in table if row.train.mean is not None]
+    panels = [panel for panel in panels if any(panel.get(row) is not None for row in shown)]
+    if not panels:
         return None
     with rc_context(FONTS):
         figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
-        both: Sequence[Axes] = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-        for axes, (title, get) in zip(both, columns.items(), strict=True):
-            say = (texts or {}).get(title, text)
-            values = [get(row) for row in shown]
+        both: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, panel in zip(both, panels, strict=True):
+            values = [panel.get(row) for row in shown]
             for place, (row, value) in enumerate(zip(shown, values, strict=True)):
                 axes.barh(place, value or 0.0, color=looks[row.name].color, height=0.62)
-                said = missing if value is None else say(value)
+                said = missing if value is None else panel.text(value)
                 axes.text(value or 0.0, place, f" {said}", va="center", fontsize=8, color=_FAINT)
             axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
-            axes.set_title(title)
+            axes.set_title(panel.title)
             axes.xaxis.set_major_locator(MaxNLocator(3))
-            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar has its number
+            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar is labelled
             finish(axes)
             axes.set_axisbelow(True)
             axes.grid(visible=False, axis="y")

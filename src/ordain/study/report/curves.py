@@ -1,45 +1,41 @@
-"""Figures over epochs, seconds and rates: the mean of each arm, and a band of one standard deviation over seeds.
+"""Curves over epochs, time and learning rates: mean and standard deviation over seeds for each arm.
 
-Seconds are those of the median seed at each epoch: a machine that halts one job for a minute does not bend a curve.
+Times are medians over seeds, so that a pause of one job does not distort a curve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from numpy.typing import NDArray
 
-from ordain.study.report.statistics import sd
-from ordain.study.report.text import plain
+from ordain.study.report.number_text import plain
 from ordain.study.report.views import TRAIN, Entry, Metric, View
 from ordain.study.runs.arms import BASELINE
-from ordain.study.runs.records import DONE, Epoch, Run
+from ordain.study.runs.record_lines import DONE
+from ordain.study.runs.records import Run, select
 from ordain.study.style import LEGEND, Style, finish, style
 
-__all__ = ["FONTS", "WIDTH", "curve_figure", "draw_curves", "legend_below", "rate_figure", "styles"]
-
-WIDTH = 5.6  # inches: a phone shows it whole, with letters that can be read
+WIDTH = 5.6  # inches: readable on a phone without scrolling
 FONTS: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
 }
-_MOST_BANDS = 8  # the bands of more arms hide each other
-_BESIDE = 0.2  # of the way to the next rate that the arms of one rate share
-_LOG_FROM = 3.0  # a larger range than this is drawn on a log scale
-Array = NDArray[np.float64]
+_MOST_BANDS = 8  # with more arms, the bands would overlap too much
+_BESIDE = 0.2  # share of the distance to the next rate used to separate arms
+_LOG_FROM = 3.0  # ranges larger than this use a log scale
 
 
 def styles(run: Run) -> dict[str, Style]:
-    """One for each arm, the same in every figure; black is RR's alone."""
+    """One style per arm, the same in every figure; only RR is black."""
     others = [name for name in run.arms if name != BASELINE]
     return {BASELINE: style(0)} | {name: style(position) for position, name in enumerate(others, 1)}
 
@@ -50,16 +46,16 @@ def curve_figure(
     *,
     title: str,
     ylabel: str,
-    get: Callable[[Epoch], float | None],
+    column: str,
     scale: float = 1.0,
     seconds: bool = False,
     log: bool = True,
 ) -> Figure | None:
-    """One line an arm, from the end of the first epoch on; None where nothing was recorded."""
+    """One line per arm, starting after the first epoch; None if nothing was recorded."""
     with rc_context(FONTS):
         figure = Figure(layout="constrained")
         axes = figure.subplots()
-        drawn = draw_curves(axes, view, looks, get=get, scale=scale, seconds=seconds, log=log)
+        drawn = draw_curves(axes, view, looks, column=column, scale=scale, seconds=seconds, log=log)
         if not drawn:
             return None
         figure.set_size_inches(WIDTH, _height(drawn))
@@ -74,21 +70,23 @@ def draw_curves(
     view: View,
     looks: Mapping[str, Style],
     *,
-    get: Callable[[Epoch], float | None],
+    column: str,
     scale: float = 1.0,
     seconds: bool = False,
     log: bool = True,
 ) -> int:
-    """Mean and band of each arm against epochs or seconds; gives back how many had something to draw."""
-    found = {name: _series(entry, get, scale) for name, entry in view.shown.items()}
-    series = {name: values for name, values in found.items() if values is not None}
-    unit, size = _time_unit(max((float(times[-1]) for _, times, _ in series.values()), default=0.0))
-    for name, (epochs, times, values) in series.items():
-        at = times / size if seconds else epochs
+    """Draw mean and standard deviation of each arm against epochs or time; returns the number of arms drawn."""
+    found = {name: scale * by_epoch(entry, column).dropna() for name, entry in view.shown.items()}
+    series = {name: values for name, values in found.items() if len(values)}
+    # Time up to each epoch.
+    times = {name: by_epoch(view.entries[name], "training_seconds").median(axis=1).cumsum() for name in series}
+    unit, size = _time_unit(max((float(times[name][of.index[-1]]) for name, of in series.items()), default=0.0))
+    for name, values in series.items():
+        at = times[name][values.index] / size if seconds else values.index
         _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name], len(series) <= _MOST_BANDS)
     if log and series:
-        _log_if_wide(axes, [values.mean(axis=0) for _, _, values in series.values()])
-    axes.set_xlabel(f"{unit} of training, evaluation left out" if seconds else "epochs")
+        _log_if_wide(axes, [values.mean(axis=1) for values in series.values()])
+    axes.set_xlabel(f"{unit} of training, without evaluation" if seconds else "epochs")
     if seconds:
         axes.set_xlim(left=0)
     else:
@@ -98,7 +96,7 @@ def draw_curves(
 
 
 def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metric = TRAIN) -> Figure | None:
-    """The final loss of each arm at every rate; None if there is only one. A ring is round the rate that was chosen."""
+    """Final loss of each arm at every rate, with a ring around the chosen rate; None if there is only one rate."""
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
     if len(rates) < 2:
         return None
@@ -109,34 +107,22 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
         for place, (name, arm) in enumerate(run.arms.items()):
             look = looks[name]
-            ends: dict[float, list[float]] = {rate: [] for rate in arm.rates}
-            for job in arm.jobs:
-                value = metric.get(job.epochs[-1]) if job.state == DONE else None
-                if value is not None:
-                    ends[job.lr].append(value)
-                elif job.state == "diverged":
-                    aside = 0.98 - 0.035 * (place % 12)
-                    axes.plot(
-                        job.lr * step ** (place - (len(run.arms) - 1) / 2),
-                        aside,
-                        "x",
-                        color=look.color,
-                        transform=axes.get_xaxis_transform(),
-                        markersize=6,
-                    )
-            at = [rate for rate, values in ends.items() if values]
-            mean = np.array([np.mean(ends[rate]) for rate in at])
-            error = np.array([sd(ends[rate]) or 0.0 for rate in at])
-            if not at:
+            # Offset the arms, so that points at the same rate do not overlap.
+            aside = step ** (place - (len(run.arms) - 1) / 2)
+            jobs = select(run.jobs, name)
+            for rate in jobs[jobs.state == "diverged"].index.get_level_values("lr"):
+                mark: dict[str, Any] = {"color": look.color, "transform": axes.get_xaxis_transform(), "markersize": 6}
+                axes.plot(rate * aside, 0.98 - 0.035 * (place % 12), "x", **mark)
+            ends = jobs[jobs.state == DONE][metric.column].dropna().groupby("lr")
+            mean, error = ends.mean(), ends.std().fillna(0.0)
+            if mean.empty:
                 continue
             means.append(mean)
-            # Side by side, or those of one rate would hide each other.
-            beside = np.array(at) * step ** (place - (len(run.arms) - 1) / 2)
-            axes.errorbar(beside, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
-            rate = chosen.entries[name].rate
-            if rate in at:
+            axes.errorbar(mean.index * aside, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
+            chosen_rate = chosen.entries[name].rate
+            if chosen_rate in mean:
                 ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": look.color}
-                axes.plot(beside[at.index(rate)], mean[at.index(rate)], "o", linestyle="none", **ring)
+                axes.plot(chosen_rate * aside, mean[chosen_rate], "o", linestyle="none", **ring)
         if not means:
             return None
         axes.set_xscale("log")
@@ -145,14 +131,14 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         _log_if_wide(axes, means)
         axes.set_title(f"Final {metric.title} at each rate")
         axes.set_ylabel(f"{metric.title} after the last epoch")
-        axes.set_xlabel("learning rate (ring: chosen; x: a seed diverged)")
+        axes.set_xlabel("learning rate (ring: selected; x: a seed diverged)")
         finish(axes)
         legend_below(figure, axes)
     return figure
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Under the figure, in two columns: a phone has no room beside it."""
+    """Put the legend below the figure, in two columns, to fit narrow screens."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
 
@@ -161,34 +147,21 @@ def _height(arms: int) -> float:
     return 3.6 + 0.2 * ((arms + 1) // 2)
 
 
-def _series(
-    entry: Entry, get: Callable[[Epoch], float | None], scale: float
-) -> tuple[NDArray[np.int64], Array, Array] | None:
-    """Epochs ``[e]`` at which all seeds have a value, seconds up to each ``[e]``, and values ``[seeds, e]``."""
-    table = np.array([[_or_nan(get(epoch)) for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
-    times = np.array([[epoch.training_seconds for epoch in job.epochs[1:]] for job in entry.jobs.values()], dtype=float)
-    kept = np.isfinite(table).all(axis=0) if table.size else np.zeros(0, dtype=bool)
-    if not kept.any():
-        return None
-    return np.flatnonzero(kept) + 1, np.median(times, axis=0).cumsum()[kept], scale * table[:, kept]
+def by_epoch(entry: Entry, column: str) -> pd.DataFrame:
+    """The column as a table with one row per epoch (without epoch 0) and one column per seed."""
+    return entry.epochs[column].unstack("seed").drop(index=0, errors="ignore")
 
 
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
-def _draw_band(
-    axes: Axes, label: str, at: NDArray[np.float64 | np.int64], values: Array, look: Style, banded: bool
-) -> None:
-    mean = values.mean(axis=0)
+def _draw_band(axes: Axes, label: str, at: Any, values: pd.DataFrame, look: Style, banded: bool) -> None:
+    mean = values.mean(axis=1)
     axes.plot(at, mean, label=label, **look.line(max(1, len(mean) // 8)))
-    if banded and len(values) > 1:
-        band = values.std(axis=0, ddof=1)
+    if banded and values.shape[1] > 1:
+        band = values.std(axis=1)
         axes.fill_between(at, mean - band, mean + band, color=look.color, alpha=0.12, linewidth=0)
 
 
-def _log_if_wide(axes: Axes, means: Sequence[Array]) -> None:
-    every = np.concatenate(means)
+def _log_if_wide(axes: Axes, means: Sequence[pd.Series]) -> None:
+    every = pd.concat(means)
     if every.min() > 0 and every.max() / every.min() > _LOG_FROM:
         axes.set_yscale("log")
         wide = every.max() / every.min() > 30

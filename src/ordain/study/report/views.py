@@ -1,74 +1,79 @@
-"""Which rate each arm is shown at: its own best, or that of random reshuffling (the paper's protocol)."""
+"""Views of a run: each arm at its own best learning rate, or all at RR's best rate (the paper's protocol)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ordain.study.report.statistics import Comparison, compare, corrected, mean
-from ordain.study.report.text import counted
-from ordain.study.runs.arms import baseline_of, is_baseline
-from ordain.study.runs.records import DONE, Arm, Epoch, Job, Run
+import pandas as pd
 
-__all__ = ["Entry", "Metric", "Problem", "View", "at_rate", "best_rate", "gathered", "metrics", "problems", "views"]
+from ordain.study.report.number_text import counted
+from ordain.study.report.statistics import Comparison, compare, corrected
+from ordain.study.runs.arms import baseline_of, is_baseline
+from ordain.study.runs.record_lines import DONE
+from ordain.study.runs.records import Arm, Run, select
+
+_LOST = ("diverged", "refused")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of each epoch: ``get`` takes it out; ``scale`` is what it is shown multiplied by."""
+    """A measured quantity: a ``column`` of the records, multiplied by ``scale`` for display."""
 
     name: str
     title: str
-    get: Callable[[Epoch], float | None]
+    column: str
     lower_is_better: bool = True
     scale: float = 1.0
 
 
+TRAIN = Metric("train-loss", "training loss", "train_loss")
+VALID = Metric("valid-loss", "validation loss", "valid_loss")
+TEST = Metric("test-loss", "test loss", "test_loss")
+ACCURACY = Metric("test-accuracy", "test accuracy, %", "test_accuracy", lower_is_better=False, scale=100)
+VALID_ACCURACY = Metric("valid-accuracy", "validation accuracy, %", "valid_accuracy", lower_is_better=False, scale=100)
+
+
 @dataclass(frozen=True)
 class Entry:
-    """An arm at the rate a view gives it.
+    """An arm at the learning rate of a view."""
 
-    Attributes:
-        arm: which.
-        rate: None if it has none, and then ``reason`` says why.
-        jobs: the finished ones at that rate, by seed.
-        reason: "" if there is nothing to say.
-    """
+    arm: Arm  # which
+    rate: float | None  # None if there is none; see reason
+    jobs: pd.DataFrame  # finished jobs at that rate, by seed, with their final values
+    epochs: pd.DataFrame  # epochs of these jobs, by (seed, epoch)
+    reason: str = ""  # why jobs are missing, or ""
 
-    arm: Arm
-    rate: float | None
-    jobs: Mapping[int, Job]
-    reason: str = ""
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the finished jobs."""
+        return tuple(map(int, self.jobs.index))
 
-    def final(self, metric: Metric) -> dict[int, float | None]:
-        """After the last epoch, by seed."""
-        return {seed: metric.get(job.epochs[-1]) for seed, job in self.jobs.items()}
-
-    def finals(self, metric: Metric) -> list[float]:
-        """The same, as far as there is a number."""
-        return [value for value in self.final(metric).values() if value is not None]
+    def final(self, metric: Metric) -> pd.Series:
+        """Values after the last epoch, by seed; NaN if not measured."""
+        return self.jobs[metric.column]
 
 
 @dataclass(frozen=True)
 class View:
-    """Every arm at one rate: ``name`` is "own" or "rr"."""
+    """All arms, each at one rate; ``name`` is "own" or "rr"."""
 
     name: str
     title: str
     entries: Mapping[str, Entry]
 
     def baseline(self, name: str) -> Entry | None:
-        """The random reshuffling that an arm is compared with, if it has a finished job."""
+        """The RR that an arm is compared with; None if it has no finished job."""
         found = baseline_of(name, self.entries)
-        return self.entries[found] if found and self.entries[found].jobs else None
+        return self.entries[found] if found and self.entries[found].seeds else None
 
     @property
     def shown(self) -> dict[str, Entry]:
-        """The arms that have something to draw."""
-        return {name: entry for name, entry in self.entries.items() if entry.jobs}
+        """The arms with at least one finished job."""
+        return {name: entry for name, entry in self.entries.items() if entry.seeds}
 
     def comparisons(self, metric: Metric) -> dict[str, Comparison]:
-        """Each other arm against its baseline, with Holm's p over the arms of this view."""
+        """Compare each arm with its baseline; Holm's correction is over the arms of this view."""
         found = {
             name: compare(entry.final(metric), baseline.final(metric))
             for name, entry in self.shown.items()
@@ -79,7 +84,7 @@ class View:
 
 @dataclass(frozen=True)
 class Problem:
-    """Jobs of an arm that are in no comparison, and why."""
+    """Jobs of an arm that are not compared, and the reason."""
 
     label: str
     rates: tuple[float, ...]
@@ -88,42 +93,31 @@ class Problem:
     why: str = ""
 
 
-def gathered(found: Mapping[tuple[str, str, str], Mapping[float, Sequence[int]]]) -> list[Problem]:
-    """From ``found[label, state, why][rate]``, one problem for the rates at which the same seeds have it."""
+def gathered(jobs: list[Problem]) -> list[Problem]:
+    """Merge problems of single jobs: one for all rates at which the same seeds have the same problem."""
+    by_rate: dict[tuple[str, str, str], dict[float, list[int]]] = {}
+    for job in jobs:
+        by_rate.setdefault((job.label, job.state, job.why), {}).setdefault(job.rates[0], []).extend(job.seeds)
     problems = []
-    for (label, state, why), by_rate in found.items():
-        rates: dict[tuple[int, ...], list[float]] = {}
-        for rate, seeds in by_rate.items():
-            rates.setdefault(tuple(seeds), []).append(rate)
-        problems += [Problem(label, tuple(at), seeds, state, why) for seeds, at in rates.items()]
+    for (label, state, why), found in by_rate.items():
+        for seeds in dict.fromkeys(map(tuple, found.values())):
+            rates = tuple(rate for rate, of in found.items() if tuple(of) == seeds)
+            problems.append(Problem(label, rates, seeds, state, why))
     return problems
 
 
-TRAIN = Metric("train-loss", "training loss", lambda epoch: epoch.train_loss)
-VALID = Metric("valid-loss", "validation loss", lambda epoch: epoch.valid_loss)
-TEST = Metric("test-loss", "test loss", lambda epoch: epoch.test_loss)
-ACCURACY = Metric(
-    "test-accuracy", "test accuracy, %", lambda epoch: epoch.test_accuracy, lower_is_better=False, scale=100
-)
-VALID_ACCURACY = Metric(
-    "valid-accuracy", "validation accuracy, %", lambda epoch: epoch.valid_accuracy, lower_is_better=False, scale=100
-)
-
-
 def metrics(run: Run) -> list[Metric]:
-    """Training loss, validation loss, and those of the test set (or else validation accuracy) that were recorded."""
-    finals = [job.epochs[-1] for arm in run.arms.values() for job in arm.jobs if job.state == DONE]
-    held_out = [metric for metric in (VALID, TEST, ACCURACY) if any(metric.get(epoch) is not None for epoch in finals)]
-    if ACCURACY not in held_out and any(VALID_ACCURACY.get(epoch) is not None for epoch in finals):
+    """The recorded metrics: training, validation and test loss, and test (or else validation) accuracy."""
+    held_out = [metric for metric in (VALID, TEST, ACCURACY) if run.done[metric.column].notna().any()]
+    if ACCURACY not in held_out and run.done[VALID_ACCURACY.column].notna().any():
         held_out.append(VALID_ACCURACY)
     return [TRAIN, *held_out]
 
 
 def views(run: Run) -> list[View]:
-    """Each arm at its own best rate, and all at RR's; one view where those are the same, or no other was run."""
-    length = _length(run)
-    rates = {name: best_rate(arm, length=length) for name, arm in run.arms.items()}
-    own = View("own", "each at its own best rate", _entries(run, rates, length))
+    """The views "own" and "rr", or only one of them if they are the same."""
+    rates = {name: best_rate(run, arm) for name, arm in run.arms.items()}
+    own = View("own", "each at its own best rate", _entries(run, rates))
     baselines = {name: baseline_of(name, run.arms) for name in run.arms}
     shared = {name: rates[baseline] if baseline else None for name, baseline in baselines.items()}
     several = sorted({rate for rate in shared.values() if rate is not None})
@@ -131,10 +125,10 @@ def views(run: Run) -> list[View]:
         return [own]
     alone = all(set(arm.rates) <= set(several[:1]) for arm in run.arms.values())
     title = "all at one rate" if alone else "all at RR's best rate"
-    title += f", {several[0]:g}" if len(several) == 1 else " in units of the same size"
+    title += f", {several[0]:g}" if len(several) == 1 else " with the same unit size"
     lost = {name for name, rate in rates.items() if rate is not None and shared[name] is None}
-    entries = _entries(run, shared, length)
-    entries |= {name: Entry(run.arms[name], None, {}, "RR, to take the rate from, has none") for name in lost}
+    entries = _entries(run, shared)
+    entries |= {name: _without(run, name, None, "RR has no best rate") for name in lost}
     same = View("rr", title, entries)
     if all(rate in (None, shared[name]) for name, rate in rates.items()):
         return [same]
@@ -142,72 +136,73 @@ def views(run: Run) -> list[View]:
 
 
 def at_rate(run: Run, rate: float) -> View:
-    """All arms at this one."""
-    return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate), _length(run)))
+    """The view of all arms at a given rate."""
+    return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate)))
 
 
-def best_rate(arm: Arm, *, length: int) -> float | None:
-    """The rate of the lowest mean validation loss after the last epoch; of two, the larger.
+def best_rate(run: Run, arm: Arm) -> float | None:
+    """The rate with the lowest mean validation loss after the last epoch; ties go to the larger rate.
 
-    A rate at which a seed diverged (or was refused) is out. Where only one is left there is nothing to choose.
+    Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss.
     """
-    open_rates: dict[float, float | None] = {}
-    for rate, jobs in arm.rates.items():
-        done = _finished(jobs, length)
-        if done and not any(job.state in ("diverged", "refused") for job in jobs.values()):
-            losses = [loss for job in done.values() if (loss := VALID.get(job.epochs[-1])) is not None]
-            open_rates[rate] = mean(losses) if len(losses) == len(done) else None
-    if len(open_rates) == 1:
-        return next(iter(open_rates))
-    tuned = [(loss, -rate) for rate, loss in open_rates.items() if loss is not None]
-    return -min(tuned)[1] if tuned else None
+    jobs = select(run.jobs, arm.name)
+    lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
+    done = jobs[_finished(run, jobs)].drop(lost, level="lr")
+    losses = done.valid_loss.groupby("lr", sort=False).agg(lambda of: of.mean(skipna=False))
+    if len(losses) == 1:
+        return float(losses.index[0])
+    tuned = [(loss, -rate) for rate, loss in losses.dropna().items()]
+    return float(-min(tuned)[1]) if tuned else None
 
 
 def problems(run: Run) -> list[Problem]:
-    """Every job that is in no comparison: unfinished, diverged, refused, or ended at another epoch than the rest."""
-    length = _length(run)
-    found: dict[tuple[str, str, str], dict[float, list[int]]] = {}
-    for arm in run.arms.values():
-        for job in arm.jobs:
-            state, why = job.state, job.why or ""
-            if job.state == DONE and job.epochs[-1].epoch != length:
-                state, why = "shorter", f"it ended after epoch {job.epochs[-1].epoch}, others after {length}"
-            elif state == "unfinished":
-                last = job.epochs[-1].epoch if job.epochs else 0
-                why = f"{counted(last, 'epoch')} so far"
-            if job.needed_bytes:
-                why += f" (needs {job.needed_bytes:,} bytes)"
-            if state != DONE:
-                found.setdefault((arm.label, state, why.strip()), {}).setdefault(job.lr, []).append(job.seed)
+    """All jobs that are not compared: unfinished, diverged, refused, or with fewer epochs than the others."""
+    length, found = run.length, []
+    last = run.jobs.epoch.fillna(0).astype(int)
+    needed = run.jobs.needed_bytes.fillna(0).astype(int)
+    for key, state in run.jobs.state.items():
+        arm, lr, seed = key
+        why = run.jobs.why[key] if isinstance(run.jobs.why[key], str) else ""
+        if state == DONE and last[key] != length:
+            state, why = "shorter", f"ended after epoch {last[key]}; others after {length}"
+        elif state == "unfinished":
+            why = f"{counted(last[key], 'epoch')} so far"
+        if needed[key]:
+            why += f" (needs {needed[key]:,} bytes)"
+        if state != DONE:
+            found.append(Problem(run.arms[arm].label, (lr,), (seed,), state, why.strip()))
     return gathered(found)
 
 
-def _length(run: Run) -> int:
-    """How many epochs a whole job has: the most of any that is done."""
-    return max((job.epochs[-1].epoch for arm in run.arms.values() for job in arm.jobs if job.state == DONE), default=0)
+def _finished(run: Run, jobs: pd.DataFrame) -> pd.Series:
+    return (jobs.state == DONE) & (jobs.epoch == run.length)
 
 
-def _finished(jobs: Mapping[int, Job], length: int) -> dict[int, Job]:
-    return {seed: job for seed, job in jobs.items() if job.state == DONE and job.epochs[-1].epoch == length}
+def _entries(run: Run, rates: Mapping[str, float | None]) -> dict[str, Entry]:
+    return {name: _entry(run, name, rates[name]) for name in run.arms}
 
 
-def _entries(run: Run, rates: Mapping[str, float | None], length: int) -> dict[str, Entry]:
-    return {name: _entry(arm, rates[name], length) for name, arm in run.arms.items()}
-
-
-def _entry(arm: Arm, rate: float | None, length: int) -> Entry:
-    if not arm.rates:
-        return Entry(arm, None, {}, "not started")
+def _entry(run: Run, name: str, rate: float | None) -> Entry:
+    mine = select(run.jobs, name)
+    if mine.empty:
+        return _without(run, name, None, "not started")
     if rate is None:
-        states = sorted({job.state for job in arm.jobs} - {DONE})
-        reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to choose a rate by"
-        return Entry(arm, None, {}, reason)
-    jobs = arm.rates.get(rate, {})
-    states = sorted({job.state for job in jobs.values()} - {DONE})
-    done = _finished(jobs, length)
-    if not jobs:
-        return Entry(arm, rate, {}, "not run at this rate")
-    if not done or "diverged" in states or "refused" in states:  # the seeds that went well would be a choice of luck
-        return Entry(arm, rate, {}, " and ".join(states) or "ended before the others")
+        states = sorted({*mine.state} - {DONE})
+        reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to select a rate"
+        return _without(run, name, None, reason)
+    jobs = select(run.jobs, name, rate)
+    if jobs.empty:
+        return _without(run, name, rate, "not run at this rate")
+    states = sorted({*jobs.state} - {DONE})
+    done = jobs[_finished(run, jobs)]
+    if done.empty or not {*_LOST}.isdisjoint(states):  # the remaining seeds would be a biased sample
+        return _without(run, name, rate, " and ".join(states) or "ended earlier than the others")
     left = len(jobs) - len(done)
-    return Entry(arm, rate, done, f"{left} of {len(jobs)} seeds not finished" if left else "")
+    epochs = select(run.epochs, name, rate)
+    epochs = epochs[epochs.index.get_level_values("seed").isin(done.index)]
+    return Entry(run.arms[name], rate, done, epochs, f"{left} of {len(jobs)} seeds not finished" if left else "")
+
+
+def _without(run: Run, name: str, rate: float | None, reason: str) -> Entry:
+    """An entry without finished jobs."""
+    return Entry(run.arms[name], rate, select(run.jobs, "", 0.0), select(run.epochs, "", 0.0), reason)

@@ -1,1 +1,1 @@
-"""Training runs: what is asked for, what is trained, and what is written down."""
+"""Training runs: configuration, jobs, worker processes and records."""

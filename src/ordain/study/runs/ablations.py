@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ABLATIONS", "Ablation"]
-
 
 @dataclass(frozen=True)
 class Ablation:
-    """A choice of arms.
+    """A choice of arms."""
 
-    Attributes:
-        name: on the command line.
-        title: what it asks.
-        arms: what is compared.
-        epochs: where not the task's.
-        one_rate: only the first of the task's rates.
-    """
-
-    name: str
-    title: str
-    arms: tuple[str, ...]
-    epochs: int | None = None
-    one_rate: bool = False
+    name: str  # as given on the command line
+    title: str  # the question it answers
+    arms: tuple[str, ...]  # the arms to compare
+    epochs: int | None = None  # overrides the task's default
+    one_rate: bool = False  # run only the first of the task's rates
 
 
 _UNITS = (1, 2, 8, 64)
@@ -41,8 +31,8 @@ ABLATIONS: dict[str, Ablation] = {
             "Units of 1, 2, 8 and 64 examples.",
             tuple(f"{order}@{unit}" for unit in _UNITS for order in ("rr", "grab")),
         ),
-        # One epoch stores all that will ever be stored; Greedy's herding would only come after it. The paper's 224.6 MB
-        # and 1.44 GB for Greedy are those of units of 8 examples.
+        # One epoch is enough: memory does not grow after it, and Greedy herds only between epochs. The paper's 224.6 MB
+        # and 1.44 GB for Greedy are for units of 8 examples.
         Ablation(
             "memory",
             "What orders store: n gradients (Greedy, herding) or a few vectors (GraB).",

@@ -1,4 +1,4 @@
-"""The same numbers for TensorBoard."""
+"""TensorBoard logging."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 from ordain.errors import InputError
 from ordain.study.runs.job import Job
 
-__all__ = ["Board", "check_installed"]
-
 _SCALARS = ("train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_accuracy", "herding", "stale_fresh")
 
 
 def check_installed() -> None:
-    """Refuse ``--tensorboard`` where there is none."""
+    """Raise InputError if TensorBoard is not installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
@@ -26,20 +24,19 @@ def check_installed() -> None:
 
 
 class Board:
-    """Scalars of one job under ``tensorboard/``; those from epoch ``first`` on are hidden, to be written again."""
+    """Writes one job's scalars to ``tensorboard/``; values from epoch ``first`` on replace older ones."""
 
     def __init__(self, out: Path, job: Job, *, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = out / "tensorboard" / job.arm / f"lr-{job.lr!r}" / f"seed-{job.seed}"
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first)
+        self._writer: Any = SummaryWriter(str(job.board(out)), purge_step=first)
 
     def add(self, line: dict[str, Any]) -> None:
-        """The numbers of an epoch's line."""
+        """Log the numbers of one epoch."""
         for name in _SCALARS:
             if line[name] is not None:
                 self._writer.add_scalar(name, line[name], line["epoch"])
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the file."""
         self._writer.close()

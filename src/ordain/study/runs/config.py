@@ -1,111 +1,64 @@
-"""What a run is: a typed configuration that is saved with its records and must be met to go on."""
+"""The configuration of a run. It is saved with the records, and resuming requires the same one."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import json
+from dataclasses import asdict, fields, replace
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError
-
-__all__ = ["Optimizer", "RunConfig", "merged"]
+from ordain.study.strict_json import validated
 
 Protocol = Literal["tuned", "paper"]
 Optimizer = Literal["sgd", "adamw"]
-_GROWING = ("arms", "rates", "seeds")  # more of these only adds jobs
+_GROWING = ("arms", "rates", "seeds")  # settings that may be extended later
 
 
-@dataclass(frozen=True)
+@dataclass(config=ConfigDict(strict=True, extra="forbid"), frozen=True)
 class RunConfig:
-    """Everything that records depend on.
+    """Every setting that the records depend on."""
 
-    Attributes:
-        task: a name in ``ordain.study.tasks.TASKS``.
-        arms: orders by name; ``"grab@8"`` orders units of 8 examples.
-        rates: learning rates.
-        seeds: of the initial weights and of the orders.
-        epochs: passes over the training set.
-        batch_size: examples to a step.
-        momentum: of SGD; AdamW has torch's betas.
-        weight_decay: of the optimizer.
-        plateau: the paper's schedule of WikiText-2.
-        clip: the largest norm of a batch's gradient.
-        study: ``"training"``, or the ablation that chose the arms.
-        protocol: ``"tuned"``: every arm at every rate; ``"paper"``: the others only at the best of RR in their units.
-        group: examples to a unit, for arms that do not say.
-        limit: use at most this many examples of each set.
-        herding: measure the herding objective and how stale gradients are, after each epoch.
-        threads: of torch and of BLAS, in each worker.
-        memory_limit: bytes that Greedy and Herding may store.
-        greedy_hours: refuse Greedy where a job's herding would take longer, as estimated.
-        weights: what a BERT starts from: a folder, or a model of the hub.
-        optimizer: what steps with the gradients; orders balance the gradients themselves, whatever it is.
-    """
-
-    task: str
-    arms: tuple[str, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    batch_size: int
-    momentum: float
-    weight_decay: float
-    plateau: bool = False
-    clip: float | None = None
-    study: str = "training"
+    task: str  # a name in ordain.study.tasks.TASKS
+    arms: tuple[str, ...]  # orders by name; "grab@8" orders units of 8 examples
+    rates: tuple[float, ...]  # learning rates
+    seeds: tuple[int, ...]  # seeds of the initial weights and the orders
+    epochs: int  # passes over the training set
+    batch_size: int  # examples per step
+    momentum: float  # SGD only; AdamW uses torch's default betas
+    weight_decay: float  # of the optimizer
+    plateau: bool = False  # use the paper's schedule for WikiText-2
+    clip: float | None = None  # maximum gradient norm
+    study: str = "training"  # "training", or the ablation that chose the arms
+    # "tuned": every arm at every rate; "paper": other arms only at the best rate of RR with the same unit size.
     protocol: Protocol = "tuned"
-    group: int = 1
-    limit: int | None = None
-    herding: bool = False
-    threads: int = 1
-    memory_limit: int = 2 * 2**30
-    greedy_hours: float = 1.0
-    weights: str | None = None
+    group: int = 1  # default unit size
+    limit: int | None = None  # use at most this many examples of each set
+    herding: bool = False  # measure herding objective and gradient staleness after each epoch
+    threads: int = 1  # torch and BLAS threads per worker
+    memory_limit: int = 2 * 2**30  # bytes that Greedy and Herding may store
+    greedy_hours: float = 1.0  # refuse Greedy if its estimated herding time exceeds this
+    weights: str | None = None  # initial BERT weights: a folder, or a model on the hub
+    # Orders always balance the raw gradients, whatever the optimizer.
     optimizer: Optimizer = "sgd"
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, strings and lists."""
+        """The configuration as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
-        """What :meth:`to_json` gave; ``where`` is what errors call it."""
-        names = {field.name for field in fields(cls)}
-        if isinstance(saved, dict):
-            saved = {"optimizer": "sgd"} | saved  # older runs had no other
-        if not isinstance(saved, dict) or set(saved) != names:
-            differing = sorted(names.symmetric_difference(saved)) if isinstance(saved, dict) else []
-            raise InputError(
-                f"{where} that differs in {', '.join(differing) or 'kind'}",
-                expected="one that this version of ordain has written",
-                remedy="Run into a new folder with --out.",
-            )
-        for name, kind in get_type_hints(cls).items():
-            if not _is(saved[name], kind):
-                raise InputError(
-                    f"{where} with {name} = {saved[name]!r:.60}",
-                    expected="what ordain has written there",
-                    remedy="Mend the file, or run into a new folder with --out.",
-                )
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-        return cls(**values)
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Is a JSON value one of a field's type?"""
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
-        return value in inner
-    if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
-    if inner:  # a union
-        return any(_is(value, one) for one in inner)
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
+        """Inverse of :meth:`to_json`; ``where`` names the source in errors. Missing settings get their defaults."""
+        found: RunConfig = validated(
+            cls, json.dumps(saved).encode(), where, remedy="Repair the file, or use a new folder with --out."
+        )
+        return found
 
 
 def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:
-    """``saved`` with what ``asked`` adds to it; refused if more than arms, rates and seeds differ."""
+    """Add the arms, rates and seeds of ``asked`` to ``saved``; any other difference raises InputError."""
     differing = [
         f"{field.name} ({getattr(saved, field.name)!r} there, {getattr(asked, field.name)!r} here)"
         for field in fields(RunConfig)
@@ -114,8 +67,8 @@ def merged(saved: RunConfig, asked: RunConfig) -> RunConfig:
     if differing:
         raise InputError(
             f"a folder whose run differs in {'; '.join(differing)}",
-            expected="the configuration it was started with; orders, rates and seeds may be added",
-            remedy="Run into a new folder with --out.",
+            expected="the configuration that the run was started with; only orders, rates and seeds may be added",
+            remedy="Use a new folder with --out.",
         )
     grown: dict[str, Any] = {
         name: tuple(dict.fromkeys((*getattr(saved, name), *getattr(asked, name)))) for name in _GROWING

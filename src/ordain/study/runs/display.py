@@ -1,4 +1,4 @@
-"""How far a run has come: a line a running job on a terminal, a line a finished job elsewhere. Always on stderr."""
+"""Progress on stderr: a bar per running job on a terminal, one line per finished job otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from rich.progress import Progress as Bars
 from ordain.study.runs.job import Job
 from ordain.study.runs.runner import Progress, Report
 
-__all__ = ["displaying"]
-
 _TRACE_LINES = 4
 
 
 @contextmanager
 def displaying(epochs: int) -> Iterator[Report]:
-    """A function for :func:`ordain.study.runs.runner.run` to report to."""
+    """Context manager giving a ``report`` callback for :func:`ordain.study.runs.runner.run`."""
     console = Console(stderr=True, soft_wrap=True)
     lines = _Lines(console)
     if not console.is_terminal:
@@ -49,7 +47,7 @@ def displaying(epochs: int) -> Iterator[Report]:
 
 
 class _Lines:
-    """One line for each job that is over."""
+    """Prints one line per finished job."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,7 +56,7 @@ class _Lines:
     def hear(self, progress: Progress) -> None:
         message = progress.message
         if message.kind == "restarted":
-            said = f"{message.job}: its checkpoint could not be read and is removed; the job is begun anew"
+            said = f"{message.job}: its checkpoint is damaged and was removed; the job restarts"
             self._console.print(said, highlight=False, markup=False)
         if message.kind not in ("finished", "failed"):
             return
@@ -70,7 +68,7 @@ class _Lines:
             self._console.print(f"    {trace}", highlight=False, markup=False)
 
     def remaining(self, progress: Progress) -> str:
-        """Elapsed and, after the first job, about how long the others will take."""
+        """Elapsed time and, after the first job, the estimated time left."""
         elapsed = time.monotonic() - self._start
         said = f"{_clock(elapsed)} elapsed"
         if self._finished and progress.total > progress.done:

@@ -1,24 +1,31 @@
-"""One job: an arm at a rate with a seed, and where its files are."""
+"""Jobs: one arm at one learning rate with one seed, its files, and the order in which jobs run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
+from pydantic import NonNegativeInt, PositiveFloat, StringConstraints
+from pydantic.dataclasses import dataclass
+
+from ordain.errors import InputError
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline
 from ordain.study.runs.config import RunConfig
+from ordain.study.strict_json import STRICT
 
-__all__ = ["Job", "stages"]
+# Arm names are used as folder names, file names and HTML anchors.
+ArmName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9@._+-]{0,63}$")]
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Job:
-    """What one worker trains from beginning to end."""
+    """One training run of one arm."""
 
-    arm: str
-    lr: float
-    seed: int
+    arm: ArmName
+    lr: PositiveFloat
+    seed: NonNegativeInt
 
     def __str__(self) -> str:
         return f"{self.arm}, lr {self.lr!r}, seed {self.seed}"
@@ -27,28 +34,55 @@ class Job:
         return out / kind / self.arm / f"lr-{self.lr!r}" / f"seed-{self.seed}{suffix}"
 
     def record(self, out: Path) -> Path:
-        """What it measured."""
+        """Path of its record."""
         return self._file(out, "records", ".jsonl")
 
     def checkpoint(self, out: Path) -> Path:
-        """Where it goes on; only while it runs."""
+        """Path of its checkpoint, which exists only while the job is unfinished."""
         return self._file(out, "checkpoints", ".pt")
 
     def order(self, out: Path) -> Path:
-        """The order of its last epoch, kept for ``"retrain"``."""
+        """Path of the order of its last epoch, saved for ``"retrain"``."""
         return self._file(out, "orders", ".npy")
 
+    def board(self, out: Path) -> Path:
+        """Folder of its TensorBoard log."""
+        return self._file(out, "tensorboard", "")
+
     def source(self) -> Job:
-        """The GraB run whose last order a ``"retrain"`` job keeps."""
+        """The GraB job whose last order a ``"retrain"`` job uses."""
         return Job(SOURCE, self.lr, self.seed)
 
 
+def job_of(path: Path) -> Job:
+    """Parse the path of a record file."""
+    rate, seed = path.parent.name.removeprefix("lr-"), path.stem.removeprefix("seed-")
+    try:
+        return Job(path.parent.parent.name, float(rate), int(seed))
+    except ValueError:
+        raise InputError(
+            f"{path}",
+            expected="records/<arm>/lr-<rate>/seed-<seed>.jsonl, the arm of small letters, digits and @ . _ + -",
+            remedy="Rename or remove the file.",
+        ) from None
+
+
+def best_rate(losses: Mapping[float, Sequence[float | None]]) -> float | None:
+    """The rate with the lowest mean loss; rates with a None (a diverged seed) are excluded, ties go to the larger.
+
+    >>> best_rate({0.1: [0.5, None], 0.01: [0.3, 0.2], 0.001: [0.25, 0.25]})
+    0.01
+    """
+    means = {lr: float(np.mean([x for x in of if x is not None])) for lr, of in losses.items() if of and None not in of}
+    return min(means, key=lambda lr: (means[lr], -lr)) if means else None
+
+
 def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job]]:
-    """Jobs by what must be finished before them; in a stage, seeds are outermost, so that noise hits all arms alike.
+    """Group jobs into stages that run one after the other; within a stage, seeds are the outer loop.
 
     Args:
-        config: of the run.
-        best: under the protocol ``"paper"``, the best rate of each RR by name; None as long as one is not finished.
+        config: the run's configuration.
+        best: for protocol ``"paper"``, the best rate of each RR by name; None until all RR jobs are finished.
     """
     last = [arm for arm in config.arms if arm == RETRAIN]
     if config.protocol == "tuned":
@@ -59,18 +93,9 @@ def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job
     tuned = _jobs(config, baselines, config.rates)
     if best is None:
         return [tuned]
-    return [
-        tuned,
-        *([_at_best(arm, config, best, seed) for seed in config.seeds for arm in arms] for arms in (others, last)),
-    ]
-
-
-def _at_best(arm: str, config: RunConfig, best: Mapping[str, float], seed: int) -> Job:
-    """At the best rate of the RR that the arm is compared with: the one of the same units, where there is one."""
-    baseline = baseline_of(arm, config.arms)
-    if baseline is None:
-        raise AssertionError(f"{arm} without an RR was let through")
-    return Job(arm, best[baseline], seed)
+    # Each arm runs at the best rate of its baseline.
+    rates = {arm: best[baseline_of(arm, config.arms) or ""] for arm in (*others, *last)}
+    return [tuned, *([Job(arm, rates[arm], seed) for seed in config.seeds for arm in arms] for arms in (others, last))]
 
 
 def _jobs(config: RunConfig, arms: Sequence[str], rates: Sequence[float]) -> list[Job]:

@@ -1,19 +1,56 @@
-"""The README's loop, and the optimizer it steps."""
+"""The training loop, its optimizer, evaluation, and timing."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ordain import Order
 from ordain.study.runs.config import RunConfig
-from ordain.study.runs.meters import Seconds
 from ordain.study.tasks import Problem
 
-__all__ = ["epoch_of_steps", "make_optimizer", "make_schedule"]
+
+@dataclass
+class Seconds:
+    """Wall-clock time of an epoch by part. ``ordering`` is ``order.step()`` and the first draw of the epoch."""
+
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    ordering: float = 0.0
+    optimizer: float = 0.0
+    evaluation: float = 0.0
+
+    def to_json(self) -> dict[str, float]:
+        """Seconds rounded to microseconds."""
+        return {name: round(value, 6) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss and accuracy in [0, 1]."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(problem: Problem, model: nn.Module, x: Tensor, y: Tensor) -> Score:
+    """Evaluate on all rows, one chunk at a time."""
+    model.eval()
+    loss, hits, total = 0.0, 0, 0
+    for start in range(0, len(x), problem.chunk):
+        rows = slice(start, start + problem.chunk)
+        output = problem.forward(model, x[rows])
+        loss += float(problem.loss(output, y[rows])) * len(output)
+        found, of = problem.correct(output, y[rows])
+        hits, total = hits + found, total + of
+    model.train()
+    return Score(loss / len(x), hits / total)
 
 
 def epoch_of_steps(
@@ -24,16 +61,16 @@ def epoch_of_steps(
     order: Order,
     seconds: Seconds,
 ) -> None:
-    """One epoch of the README's loop, with a clock between its lines."""
+    """Train for one epoch, adding the time of each part to ``seconds``."""
     x, y, forward, loss = problem.train_x, problem.train_y, problem.forward, problem.loss
     parameters = list(model.parameters())
-    # A DataLoader would draw from order.sampler in the same way; on tensors in memory, fetching and collating single
-    # examples would take longer than training and hide what an order costs.
+    # A DataLoader would draw from order.sampler in the same way, but for in-memory tensors, fetching and collating
+    # single examples would take longer than training and hide the cost of an order.
     batches = iter(BatchSampler(order.sampler, config.batch_size, drop_last=False))
     start = perf_counter()
     batch = next(batches, None)
     data = perf_counter()
-    seconds.ordering += data - start  # the first draw adopts the epoch's order: Greedy herds here
+    seconds.ordering += data - start  # the first draw adopts the next order; Greedy herds here
     while batch is not None:
         rows = torch.tensor(batch)
         batch_x, batch_y = x.index_select(0, rows), y.index_select(0, rows)
@@ -59,8 +96,8 @@ def epoch_of_steps(
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW; with weight decay."""
-    # Fused: with d in the millions the other forms take two to four times as long, in small batches most of a step.
+    """Build the configured optimizer."""
+    # With millions of parameters, the fused versions are two to four times faster.
     if config.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(
@@ -69,7 +106,7 @@ def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.opti
 
 
 def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
-    """The paper's for WikiText-2."""
-    # Word for word from the paper's appendix. A relative threshold of 5 is met by no loss, so that this divides the
+    """The paper's learning rate schedule for WikiText-2."""
+    # Taken literally from the paper's appendix. No loss satisfies a relative threshold of 5, so this divides the
     # rate by ten after every sixth epoch.
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.1, patience=5, threshold=5)

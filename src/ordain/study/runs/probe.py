@@ -1,4 +1,4 @@
-"""Per-example gradients at one set of weights: what an order is judged by (Eq. 3), and how stale the last ones are."""
+"""Per-example gradients at fixed weights, used to measure the herding objective (Eq. 3) and gradient staleness."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from ordain.errors import InputError
 from ordain.gradients import ExactSource
 from ordain.study.tasks import Problem
 
-__all__ = ["check_size", "per_example_gradients", "stale_fresh"]
-
 _MOST_BYTES = 256 * 2**20
 _ROWS = 128
 
 
 def check_size(n: int, d: int) -> None:
-    """Refuse what would not be quick: two copies of n gradients are held, and an epoch more is computed each time."""
+    """Raise InputError if n gradients are too large: two copies are held, and computing them costs an extra epoch."""
     if 4 * n * d > _MOST_BYTES:
         raise InputError(
             f"--herding with {n:,} gradients of {d:,} numbers: {4 * n * d / 2**30:.2f} GiB",
@@ -28,8 +26,8 @@ def check_size(n: int, d: int) -> None:
 
 
 def per_example_gradients(problem: Problem, model: nn.Module) -> Tensor:
-    """``[n, d]``: each training example's gradient at the weights of ``model``, which is left alone."""
-    watched = copy.deepcopy(model)  # the order watches the original: passes of it would count as training
+    """The gradient of each training example, ``[n, d]``; ``model`` is not modified."""
+    watched = copy.deepcopy(model)  # hooks of the order are on the original model
     watched.zero_grad()
     source = ExactSource(watched)
     found = []
@@ -43,7 +41,7 @@ def per_example_gradients(problem: Problem, model: nn.Module) -> Tensor:
 
 
 def stale_fresh(stale: Tensor, fresh: Tensor) -> float | None:
-    """The mean over examples of the cosine between two of its gradients; examples with a zero one are left out."""
+    """Mean cosine similarity between each example's old and new gradient; zero gradients are skipped."""
     norms = stale.norm(dim=1) * fresh.norm(dim=1)
     kept = norms > 0
     if not kept.any():

@@ -1,4 +1,4 @@
-"""A whole run: its folder, its configuration, and the jobs that are still to be done."""
+"""Run all unfinished jobs of a configuration."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ from ordain.errors import InputError
 from ordain.study.data import data_dir
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
-from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, parse
+from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.folder import FORMAT, check_same, describe, read_config, write_config
-from ordain.study.runs.header import TRAINING
-from ordain.study.runs.job import Job, stages
-from ordain.study.runs.pool import Message, do_here, do_in_processes
-from ordain.study.runs.rates import baseline_rates
-from ordain.study.runs.worker import Setting, load_problem
-from ordain.study.runs.writer import end_of
+from ordain.study.runs.job import Job, best_rate, stages
+from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
+from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config, write_config
+from ordain.study.runs.team import Message, do_here, do_in_processes
+from ordain.study.runs.train_job import Setting
+from ordain.study.runs.worker import load_problem
 from ordain.study.tasks import TASKS
 
-__all__ = ["Outcome", "Progress", "Report", "check", "run"]
-
-_LARGEST = 1e38  # of a rate: float32 holds little more
+_LARGEST = 1e38  # largest rate: close to the float32 maximum
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A message of a job, and how many jobs of this command are over and known of so far."""
+    """A message from a job, with the number of finished jobs and the number of jobs known so far."""
 
     message: Message
     done: int
@@ -39,17 +36,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has done.
+    """The result of :func:`run`."""
 
-    Attributes:
-        states: of the jobs that were run now.
-        before: how many were finished before.
-        failed: the traceback of each job that raised.
-    """
-
-    states: dict[Job, str]
-    before: int
-    failed: dict[Job, str]
+    states: dict[Job, str]  # of the jobs run by this call
+    before: int  # number of jobs finished earlier
+    failed: dict[Job, str]  # tracebacks of failed jobs
 
 
 Report = Callable[[Progress], None]
@@ -67,18 +58,18 @@ def run(
     checkpoint_every: float = 20.0,
     tensorboard: bool = False,
 ) -> Outcome:
-    """Do what is not done yet of ``config`` in ``out``.
+    """Run the jobs of ``config`` that are not finished in ``out``.
 
     Args:
-        config: of the run; must be that of the folder, but for more arms, rates and seeds.
-        out: the run's folder, made if need be.
-        report: called with what is heard of each job.
-        data: the folder of all data sets; by default as :func:`ordain.study.data.data_dir` finds it.
-        jobs: worker processes; 0 does the work in this one.
-        command: to be recorded.
-        verify: compare the data with their publishers' checksums.
-        checkpoint_every: seconds between a job's checkpoints, at least.
-        tensorboard: write for TensorBoard too.
+        config: must equal the folder's configuration, except for additional arms, rates and seeds.
+        out: the run's folder; created if needed.
+        report: called with the progress of each job.
+        data: the folder of all data sets; default :func:`ordain.study.data.data_dir`.
+        jobs: number of worker processes; 0 runs jobs in this process.
+        command: the command line to record.
+        verify: check the data against their published checksums.
+        checkpoint_every: minimum number of seconds between checkpoints of a job.
+        tensorboard: log to TensorBoard as well.
     """
     check(config)
     if tensorboard:
@@ -87,16 +78,17 @@ def run(
     problem = None
     if not (out / "config.json").exists():
         problem = load_problem(setting)
-        describe(problem, config, verify=verify)  # what it refuses leaves no folder behind
+        describe(problem, config, verify=verify)  # raise before creating a folder
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
+        unpack(out)
         whole = (
             merged(RunConfig.from_json(saved["config"], where=f"the configuration in {out / 'config.json'}"), config)
             if saved
             else config
         )
-        before = sum(end_of(job.record(out)) is not None for job in _known(config, out))
+        before = sum(_state(job, out) != UNFINISHED for job in _known(config, out))
         states: dict[Job, str] = {}
         failed: dict[Job, str] = {}
         if saved and not _next(config, out, failed):
@@ -107,7 +99,7 @@ def run(
             check_same(saved["problem"], described)
             described["notes"] = list(dict.fromkeys([*saved["problem"]["notes"], *described["notes"]]))
         made = provenance(command)
-        # The fields of the first command stay; every command, with what it ran on, is listed after them.
+        # Top-level fields describe the first command; "commands" lists every command.
         header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
         commands = [*header.get("commands", []), made]
         write_config(out, header | {"config": whole.to_json(), "problem": described, "commands": commands})
@@ -129,26 +121,26 @@ def run(
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what cannot be run, before anything is made."""
+    """Raise InputError if the configuration cannot be run."""
     if config.task not in TASKS:
         raise InputError(f"the task {config.task!r}", expected=f"one of {', '.join(TASKS)}", remedy="See: ordain tasks")
     for arm in (parse(name, group=config.group) for name in config.arms):
         if config.batch_size % arm.ranks:
             raise InputError(
                 f"{arm.name} with batches of {config.batch_size}",
-                expected=f"batches that {arm.ranks} ranks can share alike",
-                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or take fewer ranks.",
+                expected=f"a batch size that is divisible by {arm.ranks} ranks",
+                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or use fewer ranks.",
             )
     lists = {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}
     for name, given in lists.items():
         if not given or len(set(given)) < len(given):
             came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
-            raise InputError(came, expected=f"different {name}, at least one", remedy="Name each once.")
+            raise InputError(came, expected=f"at least one of {name}, without repetition", remedy="List each once.")
     if any(not 0 < lr <= _LARGEST for lr in config.rates):
         raise InputError(
             f"rates {', '.join(map(str, config.rates))}",
             expected=f"rates above 0, up to {_LARGEST:g}",
-            remedy="Write --lr 0.1,0.01, say.",
+            remedy="Write --lr 0.1,0.01, for example.",
         )
     if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
         raise InputError(
@@ -161,15 +153,15 @@ def check(config: RunConfig) -> None:
     if config.protocol == "paper" and alone:
         raise InputError(
             f"the paper's protocol without rr for {', '.join(alone)}",
-            expected="rr, or rr in the same units, whose best rate the others get",
+            expected="rr, or rr with the same unit size: other orders run at its best rate",
             remedy="Add rr to --orders.",
         )
     if RETRAIN in config.arms and SOURCE not in config.arms:
-        raise InputError("retrain without grab", expected="grab, whose last order it keeps", remedy="Add grab.")
+        raise InputError("retrain without grab", expected="grab, whose last order it reuses", remedy="Add grab.")
 
 
 def _known(config: RunConfig, out: Path) -> list[Job]:
-    """All jobs, as far as they are known: under the paper's protocol the others' rate is, once RR is finished."""
+    """All jobs known so far; under protocol ``"paper"`` most are known only once RR is finished."""
     return [job for stage in _stages(config, out) for job in stage]
 
 
@@ -178,9 +170,38 @@ def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
 
 
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
-    """The jobs to do now: what is unfinished in the first stage that has any."""
+    """The unfinished jobs of the first stage that has any."""
     for stage in _stages(config, out):
-        todo = [job for job in stage if job not in failed and end_of(job.record(out)) is None]
+        todo = [job for job in stage if job not in failed and _state(job, out) == UNFINISHED]
         if todo:
             return todo
     return []
+
+
+def _state(job: Job, out: Path) -> str:
+    return read_record(job.record(out)).state
+
+
+def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
+    """The best rate of each RR (``"rr"``, ``"rr@8"``) by validation loss after the last epoch.
+
+    Under protocol ``"paper"`` the other arms with the same unit size run at this rate. None until all RR jobs are
+    finished.
+    """
+    found: dict[str, float] = {}
+    for arm in filter(is_baseline, config.arms):
+        losses: dict[float, list[float | None]] = {lr: [] for lr in config.rates}
+        for job in (Job(arm, lr, seed) for lr in config.rates for seed in config.seeds):
+            record = read_record(job.record(out))
+            if record.end is None:
+                return None
+            losses[job.lr].append(record.epochs[-1].valid_loss if record.state == DONE else None)
+        best = best_rate(losses)
+        if best is None:
+            raise InputError(
+                f"random reshuffling ({arm}), which diverged at every rate",
+                expected="at least one rate at which it does not diverge",
+                remedy="Add smaller rates: --lr 0.001.",
+            )
+        found[arm] = best
+    return found

@@ -1,14 +1,19 @@
-"""Worker processes: one, or the ranks that do a job together, seen from the process that starts and ends them."""
+"""Worker processes: starting them, giving them jobs, and handling their failures.
+
+If a worker fails, the others continue; if the parent dies, all workers exit.
+"""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -16,41 +21,33 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from ordain.study.runs.arms import parse
 from ordain.study.runs.job import Job
-from ordain.study.runs.ranks import Place, joined
-from ordain.study.runs.worker import Setting, Worker, limited_threads, load_problem
+from ordain.study.runs.multi_rank import Place, joined
+from ordain.study.runs.train_job import Setting
+from ordain.study.runs.worker import Worker, limited_threads, load_problem
+from ordain.study.tasks import Problem
 
-__all__ = ["Hear", "Message", "Team", "do"]
-
-_GRACE = 5.0  # seconds in which the other ranks may say what they have to say, once one has failed
+_GRACE = 5.0  # seconds to wait for messages of other ranks after a failure
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is heard of a job.
+    """A message from a job."""
 
-    Attributes:
-        kind: what happened.
-        job: to which.
-        epoch: for ``"epoch"`` and ``"checkpoint"``.
-        loss: on the training set, for ``"epoch"``; None if it is not finite.
-        state: for ``"finished"``.
-        trace: for ``"failed"``.
-    """
-
-    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]
-    job: Job
-    epoch: int = 0
-    loss: float | None = None
-    state: str = ""
-    trace: str = ""
+    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]  # what happened
+    job: Job  # which job
+    epoch: int = 0  # for "epoch" and "checkpoint"
+    loss: float | None = None  # on the training set, for "epoch"; None if it is not finite
+    state: str = ""  # for "finished"
+    trace: str = ""  # for "failed"
 
 
 Hear = Callable[[Message], None]
 
 
 def do(worker: Worker, job: Job, hear: Hear) -> None:
-    """One job; an exception in it is a message, one in ``hear`` is not."""
+    """Run one job and report its failure as a message; exceptions in ``hear`` propagate."""
 
     def tell(kind: Any, epoch: int, loss: float | None) -> None:
         try:
@@ -70,16 +67,16 @@ def do(worker: Worker, job: Job, hear: Hear) -> None:
 
 
 class _NotHeardError(Exception):
-    """Whoever listens is gone, or has had enough."""
+    """The callback ``hear`` raised an exception."""
 
 
 class Team:
-    """``size`` processes that do one job after the other."""
+    """A group of ``size`` processes (one per rank) that run one job at a time."""
 
     def __init__(self, setting: Setting, size: int) -> None:
         self.size = size
         self.job: Job | None = None
-        self._last: Message | None = None  # rank 0's, kept back until all ranks are done
+        self._last: Message | None = None  # rank 0's message, held back until all ranks are done
         self._folder = tempfile.TemporaryDirectory(prefix="ordain-ranks-") if size > 1 else None
         store = Path(self._folder.name) / "store" if self._folder else None
         self._processes: dict[Connection, BaseProcess] = {}
@@ -95,18 +92,18 @@ class Team:
 
     @property
     def connections(self) -> list[Connection]:
-        """Where something may be heard."""
+        """Connections to the processes."""
         return list(self._processes)
 
     def give(self, job: Job) -> None:
-        """A job to do, after the last one is over."""
+        """Start a job."""
         self.job, self._busy = job, set(self._processes)
         for connection in self._processes:
-            with suppress(OSError):  # it has ended: that is heard
+            with suppress(OSError):  # the process has exited; hear() will notice
                 connection.send(job)
 
     def hear(self, connection: Connection) -> Message | None:
-        """What one of the processes says, as far as it is of interest; the last is "finished" or "failed"."""
+        """Receive a message from a process; None if it needs no handling. The last one is "finished" or "failed"."""
         if self.job is None or connection not in self._processes:
             return None
         message = self._received(connection, self.job)
@@ -121,12 +118,12 @@ class Team:
         return self._over(self._last) if not self._busy and self._last else None
 
     def dismiss(self, *, now: bool) -> None:
-        """No more jobs; ``now`` ends the one that is being done."""
+        """End the processes; ``now`` also ends a running job."""
         for connection, process in self._processes.items():
             if now:
                 process.terminate()
             else:
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the process has exited
                     connection.send(None)
         for process in self._processes.values():
             process.join()
@@ -151,7 +148,7 @@ class Team:
         return message
 
     def _failed(self, connection: Connection, first: Message) -> Message:
-        """End all ranks of a job of which one has failed; what the others say of it comes before its cause."""
+        """End all ranks after one has failed, and report all tracebacks, root causes last."""
         found = [(connection, first.trace)]
         left = [other for other in self.connections if other != connection]
         while left and (ready := wait(left, timeout=_GRACE)):
@@ -169,13 +166,13 @@ class Team:
 
 
 def _is_cause(found: tuple[Connection, str]) -> bool:
-    """A rank that only heard of another's end says so, in ordain's words or in gloo's."""
+    """Whether the trace is a root cause rather than a consequence of another rank's failure."""
     return not any(word in found[1] for word in ("RanksError", "DistBackendError", "Connection closed", "gloo"))
 
 
 def _serve(connection: Connection, setting: Setting, place: Place) -> None:
-    """A worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    """Main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker: Worker | None = None
     with limited_threads(setting.config.threads), joined(place) as ranks:
@@ -186,12 +183,60 @@ def _serve(connection: Connection, setting: Setting, place: Place) -> None:
                 except Exception:
                     connection.send(Message("failed", job, trace=traceback.format_exc()))
                     return
+                gc.freeze()  # the collection before each job then skips imported modules
             do(worker, job, connection.send)
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers, which would go on writing beside those of the next command."""
+    """Exit when the parent dies, so that orphaned workers do not write next to those of the next command."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def do_here(jobs: Sequence[Job], setting: Setting, problem: Problem, hear: Hear) -> None:
+    """Run jobs in this process; jobs with several ranks still get their own processes."""
+    worker = Worker(setting, problem)
+    with limited_threads(setting.config.threads):
+        for job in jobs:
+            if _size(job) == 1:
+                do(worker, job, hear)
+    together = [job for job in jobs if _size(job) > 1]
+    if together:
+        do_in_processes(together, setting, 1, hear)
+
+
+def do_in_processes(jobs: Sequence[Job], setting: Setting, count: int, hear: Hear) -> None:
+    """Run ``count`` jobs at a time, each with one process per rank; no process outlives this call."""
+    waiting = deque(jobs)
+    teams: list[Team] = []
+    try:
+        while waiting or teams:
+            while waiting and len(teams) < count:
+                teams.append(Team(setting, _size(waiting[0])))
+                teams[-1].give(waiting.popleft())
+            ready = wait([connection for team in teams for connection in team.connections])
+            for team in teams:
+                for connection in (one for one in team.connections if one in ready):
+                    message = team.hear(connection)
+                    if message is not None:
+                        hear(message)
+            for team in [one for one in teams if one.job is None]:
+                _go_on(team, teams, waiting)
+    finally:
+        for team in teams:
+            team.dismiss(now=team.job is not None)
+
+
+def _go_on(team: Team, teams: list[Team], waiting: deque[Job]) -> None:
+    """Give an idle team the next job if it needs the same number of ranks; otherwise end the team."""
+    if waiting and team.connections and _size(waiting[0]) == team.size:
+        team.give(waiting.popleft())
+    else:
+        team.dismiss(now=False)
+        teams.remove(team)
+
+
+def _size(job: Job) -> int:
+    return parse(job.arm).ranks

@@ -1,82 +1,47 @@
-"""What does jobs: the problem in memory, and each kind of order compiled before its time counts."""
+"""Workers: hold the problem in memory and run jobs, after compiling each kind of order once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
-from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
-from ordain.study.runs.loop import epoch_of_steps, make_optimizer
-from ordain.study.runs.meters import Seconds
-from ordain.study.runs.ranks import ALONE, Ranks
-from ordain.study.runs.training import Tell, train
+from ordain.study.runs.loop import Seconds, epoch_of_steps, make_optimizer
+from ordain.study.runs.multi_rank import ALONE, Ranks
+from ordain.study.runs.train_job import Setting, Tell, train
 from ordain.study.tasks import TASKS, Problem
-
-__all__ = ["Setting", "Worker", "limited_threads", "load_problem"]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a worker is told once.
-
-    Attributes:
-        config: of the run.
-        out: the run's folder.
-        folder: of all data sets.
-        verify: compare the data with their publishers' checksums.
-        checkpoint_every: seconds between checkpoints, at least.
-        tensorboard: write for TensorBoard too.
-    """
-
-    config: RunConfig
-    out: Path
-    folder: Path
-    verify: bool = True
-    checkpoint_every: float = 20.0
-    tensorboard: bool = False
 
 
 def load_problem(setting: Setting) -> Problem:
-    """The task's problem."""
+    """Load the task's problem."""
     config = setting.config
     return TASKS[config.task].load(setting.folder, config.limit, weights=config.weights, verify=setting.verify)
 
 
 class Worker:
-    """Does jobs one after the other on one problem, as one of ``ranks``."""
+    """Runs jobs on one problem, as one of ``ranks``."""
 
     def __init__(self, setting: Setting, problem: Problem, ranks: Ranks = ALONE) -> None:
         self._setting, self._problem, self._ranks = setting, problem, ranks
         self._warm: set[tuple[str, int, str]] = set()
 
     def do(self, job: Job, tell: Tell) -> str:
-        """One job to its end; gives its state."""
+        """Run one job and return its state."""
         setting = self._setting
         arm = parse(job.arm, group=setting.config.group)
         kind = arm.order, arm.group, arm.mode
         if arm.name != RETRAIN and kind not in self._warm:
             self._warm_up(arm)
             self._warm.add(kind)
-        return train(
-            self._problem,
-            setting.config,
-            job,
-            setting.out,
-            tell=tell,
-            checkpoint_every=setting.checkpoint_every,
-            tensorboard=setting.tensorboard,
-            ranks=self._ranks,
-        )
+        return train(self._problem, setting, job, tell=tell, ranks=self._ranks)
 
     def _warm_up(self, arm: Arm) -> None:
-        """Compile what is compiled on first use, so that no epoch's seconds include it."""
+        """Trigger just-in-time compilation, so that it does not count as training time."""
         config, problem = self._setting.config, self._problem
         few = min(len(problem.train_x), 2 * config.batch_size + 1)
         problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
@@ -92,7 +57,7 @@ class Worker:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """This many threads in torch and in BLAS, which herding uses through NumPy."""
+    """Limit torch and BLAS (used by herding through NumPy) to ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -9,41 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from ordain.study.data import load
-from ordain.study.tasks.classes import classifier
+from ordain.study.tasks.classification import classifier
 from ordain.study.tasks.task import Problem, Request, seeded
-
-__all__ = ["lenet", "lenet_on_cifar10"]
 
 
 def lenet() -> nn.Module:
     """LeNet-5 for 3 x 32 x 32: convolutions of 6, 16 and 120 channels, then 84 and 10 units."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 120, 5),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
+        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 120, 5), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )
 
 
 def lenet_on_cifar10(request: Request) -> Problem:
     """Pixels in [-1, 1], no augmentation."""
+    splits = load("cifar10", request.folder, verify=request.verify)
     notes = ("Pixels are scaled to [-1, 1]; there is no augmentation.",)
-    return classifier(
-        load("cifar10", request.folder, verify=request.verify),
-        seeded(lenet),
-        encode=_pixels,
-        limit=request.limit,
-        chunk=1000,
-        notes=notes,
-    )
+    return classifier(splits, seeded(lenet), encode=_pixels, limit=request.limit, chunk=1000, notes=notes)
 
 
 def _pixels(x: Any) -> Tensor:

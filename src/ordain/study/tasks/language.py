@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.study.data import load
-from ordain.study.tasks.classes import hits, plain_forward
-from ordain.study.tasks.split import few, split
+from ordain.study.tasks.classification import few, hits, plain_forward, split
 from ordain.study.tasks.task import Problem, Request, seeded
-
-__all__ = ["LanguageModel", "lstm_on_wikitext2", "sequences"]
 
 LENGTH = 35  # the paper's bptt
 _WIDTH, _LAYERS = 32, 2
@@ -23,10 +20,10 @@ _CHUNK = 4  # one sequence's logits are 35 x 33,278 numbers: more than fit in th
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM, decoder. The state starts anew for each sequence, so that gradients do not depend on the order.
+    """Embedding, LSTM, decoder. Each sequence starts with a zero state, so gradients do not depend on the order.
 
     Args:
-        vocabulary: how many words there are.
+        vocabulary: the number of words.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -42,7 +39,7 @@ class LanguageModel(nn.Module):
 
 
 def sequences(words: Any) -> tuple[Tensor, Tensor]:
-    """``[n, T]`` words and the words that follow them; a last, shorter piece is left out.
+    """``[n, T]`` words and the words that follow them; a shorter remainder is left out.
 
     >>> x, y = sequences(np.arange(75))
     >>> x[:, 0].tolist(), y[:, -1].tolist()
@@ -62,17 +59,16 @@ def lstm_on_wikitext2(request: Request) -> Problem:
     splits = load("wikitext2", request.folder, verify=request.verify)
     if splits.valid is None or splits.test is None or splits.vocabulary is None:
         raise InputError("WikiText-2 in part", expected="train, valid and test", remedy="Fetch the missing files.")
-    x, y = sequences(splits.train.x)
-    rows = torch.from_numpy(split(len(x), valid=False, test=False, limit=request.limit).train)
-    valid_x, valid_y = _some(*sequences(splits.valid.x), request.limit)
-    test_x, test_y = _some(*sequences(splits.test.x), request.limit)
+    (x, y), valid, test = (sequences(part.x) for part in (splits.train, splits.valid, splits.test))
+    rows = split(len(x), valid=False, test=False, limit=request.limit).train
+    valid_rows, test_rows = (few(len(part[0]), request.limit) for part in (valid, test))
     return Problem(
         train_x=x[rows],
         train_y=y[rows],
-        valid_x=valid_x,
-        valid_y=valid_y,
-        test_x=test_x,
-        test_y=test_y,
+        valid_x=valid[0][valid_rows],
+        valid_y=valid[1][valid_rows],
+        test_x=test[0][test_rows],
+        test_y=test[1][test_rows],
         build=seeded(partial(LanguageModel, len(splits.vocabulary))),
         forward=plain_forward,
         loss=_loss,
@@ -84,11 +80,6 @@ def lstm_on_wikitext2(request: Request) -> Problem:
             "Accuracy is that of the next word.",
         ),
     )
-
-
-def _some(x: Tensor, y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
-    rows = torch.from_numpy(few(len(x), limit))
-    return x[rows], y[rows]
 
 
 def _loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is trained: a problem in tensors, and the task that makes it out of a data set."""
+"""A task, and the tensors and model that it makes from a data set."""
 
 from __future__ import annotations
 
@@ -11,112 +11,62 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 
-__all__ = ["Defaults", "Load", "Problem", "Request", "Task", "seeded"]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Tensors and a model, ready to train. One row of ``train_x`` is one example, the unit of ordering.
+    """Tensors and a model, ready to train. One row of ``train_x`` is one example, the unit of ordering."""
 
-    Attributes:
-        train_x: ``[n, ...]``.
-        train_y: ``[n]``, or ``[n, T]`` where every token has a target.
-        valid_x: of the validation set, like ``train_x``.
-        valid_y: of the validation set, like ``train_y``.
-        test_x: of the labelled test set, or None.
-        test_y: of the labelled test set, or None.
-        build: a model with the initial weights of a seed.
-        forward: the model's output on rows of x.
-        loss: the mean over examples (and tokens) as a scalar.
-        correct: how many predictions are right, and of how many.
-        chunk: how many rows to evaluate at once.
-        notes: what a reader of the results must know of the data and the weights.
-    """
-
-    train_x: Tensor
-    train_y: Tensor
+    train_x: Tensor  # [n, ...]
+    train_y: Tensor  # [n], or [n, T] where every token has a target
     valid_x: Tensor
     valid_y: Tensor
     test_x: Tensor | None
     test_y: Tensor | None
-    build: Callable[[int], nn.Module]
-    forward: Callable[[nn.Module, Tensor], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    correct: Callable[[Tensor, Tensor], tuple[int, int]]
-    chunk: int = 4096
-    notes: tuple[str, ...] = ()
+    build: Callable[[int], nn.Module]  # the model with the initial weights of a seed
+    forward: Callable[[nn.Module, Tensor], Tensor]  # the model's output for rows of x
+    loss: Callable[[Tensor, Tensor], Tensor]  # the mean over examples (and tokens)
+    correct: Callable[[Tensor, Tensor], tuple[int, int]]  # the number of correct predictions, and of all
+    chunk: int = 4096  # rows to evaluate at once
+    notes: tuple[str, ...] = ()  # what a reader of the results must know about the data and the weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """How a task is trained unless the command says otherwise.
-
-    Attributes:
-        batch_size: examples to a step.
-        rates: learning rates.
-        epochs: passes over the training set.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        plateau: divide the rate by ten where the validation loss stands still (the paper's WikiText-2).
-        clip: the largest norm of a batch's gradient, or None.
-    """
+    """How a task is trained unless the command says otherwise."""
 
     batch_size: int
     rates: tuple[float, ...]
     epochs: int
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    plateau: bool = False
-    clip: float | None = None
+    plateau: bool = False  # divide the rate by ten when the validation loss stagnates (the paper's WikiText-2)
+    clip: float | None = None  # the largest norm of a batch's gradient
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a task is made from.
+    """Where to find the data of a task, and how much of it to use."""
 
-    Attributes:
-        folder: of all data sets.
-        limit: use at most this many examples of each set.
-        weights: to start from, a folder or a model of the hub: see :func:`ordain.study.tasks.weights.find_weights`.
-        verify: compare the data with their publishers' checksums and counts.
-    """
-
-    folder: Path
-    limit: int | None = None
-    weights: str | Path | None = None
-    verify: bool = True
+    folder: Path  # of all data sets
+    limit: int | None = None  # use at most this many examples of each set
+    weights: str | Path | None = None  # a folder or a model of the hub: see bert.py
+    verify: bool = True  # compare the data with the publishers' checksums and counts
 
 
-Load = Callable[[Request], Problem]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """A data set, a model and how to train it.
+    """A data set, a model and how to train it."""
 
-    Attributes:
-        name: on the command line.
-        title: for tables and figures.
-        data: the data set's name in ``ordain.study.data``.
-        model: in words.
-        examples: how many there are to train on.
-        parameters: d, the length of a gradient.
-        seconds_per_epoch: of random reshuffling on one thread, evaluation included; measured once, rough.
-        defaults: how it is trained.
-        make: reads the data and makes the problem.
-        takes_weights: can it start from trained weights?
-    """
-
-    name: str
-    title: str
-    data: str
+    name: str  # on the command line
+    title: str  # in tables and figures
+    data: str  # the data set's name in ``ordain.study.data``
     model: str
-    examples: int
-    parameters: int
-    seconds_per_epoch: float
+    examples: int  # in the training set
+    parameters: int  # d, the length of a gradient
+    seconds_per_epoch: float  # of random reshuffling on one thread, evaluation included; measured once, rough
     defaults: Defaults
-    make: Load
-    takes_weights: bool = False
+    make: Callable[[Request], Problem]
+    takes_weights: bool = False  # can start from pretrained weights
 
     def load(
         self, folder: Path, limit: int | None = None, *, weights: str | Path | None = None, verify: bool = True
@@ -128,7 +78,7 @@ class Task:
 
 
 def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
-    """A model whose weights follow from a seed, leaving torch's generator as it was."""
+    """Build a model whose weights depend only on a seed, without changing torch's global generator."""
 
     def build(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

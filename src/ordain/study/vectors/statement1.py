@@ -1,22 +1,19 @@
-"""Statement 1: on n/2 copies each of (1, 1) and (4, -2) greedy's prefix sums grow like n."""
+"""Statement 1: on n/2 copies each of (1, 1) and (4, -2), greedy's prefix sums grow like n."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
-from ordain.study.vectors.fitting import Slope, slope, spread
-from ordain.study.vectors.study import Point, Record, Study, Table
+from ordain.study.vectors.estimates import Estimate, slope
+from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["STUDY", "Statement1"]
+Floats = NDArray[np.float64]
 
 _LABELS = {
     "random": "random",
@@ -30,15 +27,10 @@ _EXPECTED = {"random": "1/2 (at most)", "greedy": "1 (at least)", "herding-10": 
 
 @dataclass(frozen=True)
 class Statement1:
-    """Each n is measured with every seed; the vectors come in a random first order."""
+    """Each n is measured with every seed; the vectors start in random order."""
 
     seeds: int = 20
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
-
-
-def _sizes(quick: bool, **changes: Any) -> Statement1:
-    small: dict[str, Any] = {"seeds": 3, "sizes": (16, 32, 64)}
-    return Statement1(**(small if quick else {}) | changes)
 
 
 def _points(config: Statement1) -> Iterator[Point]:
@@ -48,56 +40,46 @@ def _points(config: Statement1) -> Iterator[Point]:
 def _measure(config: Statement1, point: Point) -> dict[str, Any]:
     n = point["n"]
     z = np.repeat([[1.0, 1.0], [4.0, -2.0]], n // 2, axis=0)
-    first = np.random.default_rng([n, point["seed"]]).permutation(n)
-    z = z[first]  # a random order of the vectors, which the herding rounds begin from
-    orders: dict[str, Callable[[], NDArray[np.int64]]] = {
-        "random": lambda: np.arange(n),
-        "greedy": lambda: herding.greedy(z, centre=False),
-        "greedy-centred": lambda: herding.greedy(z),
-        "herding-1": lambda: herding.herd(z, rounds=1),
-        "herding-10": lambda: herding.herd(z, rounds=10),
+    z = z[np.random.default_rng([n, point["seed"]]).permutation(n)]
+    orders = {
+        "random": np.arange(n),
+        "greedy": herding.greedy(z, centre=False),
+        "greedy-centred": herding.greedy(z),
+        "herding-1": herding.herd(z, rounds=1),
+        "herding-10": herding.herd(z, rounds=10),
     }
-    # The objective centres the vectors, in either norm: Eq. 2 is l2.
-    return {order: herding.herding_objective(z, find(), norm=2) for order, find in orders.items()}
+    # The objective centres the vectors; Eq. 2 is in l2.
+    return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
 
 
-def _grid(config: Statement1, records: list[Record], order: str) -> tuple[list[int], NDArray[np.float64]]:
-    """The sizes measured with every seed, and ``[seeds, sizes]``."""
-    whole = [n for n in config.sizes if sum(record["n"] == n for record in records) == config.seeds]
-    values = [[record[order] for record in records if record["n"] == n] for n in whole]
-    return whole, np.array(values).T
+def _grid(
+    config: Statement1, records: list[Record], order: str
+) -> tuple[list[int], NDArray[np.float64], Estimate | None]:
+    """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
+    at = [n for n in config.sizes if len(where(records, n=n)) == config.seeds]
+    values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
+    return at, values, slope(at, values) if len(at) > 1 else None
 
 
-def _fit(config: Statement1, records: list[Record], order: str) -> Slope | None:
-    at, values = _grid(config, records, order)
-    return slope(at, values) if len(at) > 1 else None
-
-
-def _draw(config: Statement1, records: list[Record]) -> dict[str, Figure]:
-    from matplotlib.figure import Figure
+def _draw(config: Statement1, records: list[Record]) -> Figures:
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    from ordain.study.style import LEGEND, finish, style
+    from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds
 
-    figure = Figure(figsize=(8.6, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = grid_figure(8.6, 4.6)
     for position, (order, label) in enumerate(_LABELS.items()):
-        at, values = _grid(config, records, order)
-        if not at:
-            continue
-        fitted = _fit(config, records, order)
-        text = label if fitted is None else f"{label}: slope {spread(fitted.mean, None, '.2f')}"
-        look = style(position)
-        axes.plot(at, values.mean(axis=0), label=text, **look.line(1))
-        axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=look.color, alpha=0.12, linewidth=0)
+        at, values, fitted = _grid(config, records, order)
+        if at:
+            text = label if fitted is None else f"{label}: slope {fitted._replace(error=None):.2f}"
+            plot_seeds(axes, at, values, text, position, alpha=0.12, every=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(config.sizes))
+    seeds = "one seed" if config.seeds == 1 else f"mean of {config.seeds} seeds (band: all of them)"
     axes.set_xlabel("n: half are (1, 1), half (4, -2)")
     axes.set_ylabel("longest centred prefix sum, l2 (log scale)")
-    seeds = "one seed" if config.seeds == 1 else f"mean of {config.seeds} seeds (band: all of them)"
     axes.set_title(f"Statement 1: {seeds}")
     finish(axes)
     figure.legend(loc="outside lower center", ncols=2, **LEGEND)
@@ -107,34 +89,34 @@ def _draw(config: Statement1, records: list[Record]) -> dict[str, Figure]:
 def _tabulate(config: Statement1, records: list[Record]) -> Table:
     rows: list[tuple[str, ...]] = []
     for order, label in _LABELS.items():
-        at, values = _grid(config, records, order)
+        at, values, fitted = _grid(config, records, order)
         if at:
-            fitted = _fit(config, records, order)
             ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
-            rows.append((label, *ends, str(fitted or "-"), _EXPECTED.get(order, "-")))
+            rows.append((label, *ends, f"{fitted:.2f}" if fitted else "-", _EXPECTED.get(order, "-")))
     shown = _grid(config, records, "random")[0] or [0]
     return ("order", f"n = {shown[0]:,}", f"n = {shown[-1]:,}", "fitted exponent of n", "Statement 1, Theorem 2"), rows
 
 
 def _say(config: Statement1, records: list[Record]) -> list[str]:
-    fits = {order: _fit(config, records, order) for order in _LABELS}
+    fits = {order: _grid(config, records, order)[2] for order in _LABELS}
     if any(fit is None for fit in fits.values()):
         return ["Too few sizes have been measured with every seed to fit an exponent."]
-    at, _ = _grid(config, records, "random")
+    at = _grid(config, records, "random")[0]
     return [
-        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']}) for the greedy "
-        f"algorithm of the proof, n^({fits['random']}) for random orders and n^({fits['herding-10']}) "
+        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']:.2f}) for the greedy "
+        f"algorithm of the proof, n^({fits['random']:.2f}) for random orders and n^({fits['herding-10']:.2f}) "
         "for ten rounds of herding.",
         "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy alternates "
-        f"between them, and its exponent is {fits['greedy-centred']}: as an example against Algorithm 1 as printed, "
-        "these vectors do not serve.",
+        f"between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against Algorithm 1 as "
+        "printed, these vectors do not serve.",
     ]
 
 
 STUDY: Study[Statement1] = Study(
     name="statement1",
     title="Statement 1: vectors on which greedy is far worse than random",
-    sizes=_sizes,
+    config=Statement1,
+    quick={"seeds": 3, "sizes": (16, 32, 64)},
     points=_points,
     measure=_measure,
     draw=_draw,

@@ -1,0 +1,149 @@
+"""The claims page: ``README.md``, ``index.html`` and figures in the folder of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from ordain.study.claims import memory_claims, training_claims, vector_claims
+from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Claim, Evidence, Finding
+from ordain.study.claims.pays import Gain, gains, pays_figure, tasks_figure
+from ordain.study.claims.reasons import reasons
+from ordain.study.files import write_bytes
+from ordain.study.report.number_text import NOTHING, counted, p_text
+from ordain.study.report.page import embedded, render
+from ordain.study.report.page_content import Table, count_text, value_text
+from ordain.study.report.training_figures import Drawn, draw
+from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
+from ordain.study.tasks import TASKS
+
+CLAIMS = (*training_claims.CLAIMS, *memory_claims.CLAIMS, *vector_claims.CLAIMS)
+_NAMES = (*training_claims.PAPER_TASKS, *training_claims.TABLES)
+_FIGURES = {
+    "when-it-pays": (pays_figure, "What GraB gains over RR, in epochs and in processor seconds, by learning rate"),
+    "when-it-pays-by-task": (tasks_figure, "The same for each task by itself: every seed, GraB and pairs"),
+}
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in the list at the end of the page; ``link`` is the path of its report, if there is one."""
+
+    name: str
+    link: str | None
+    facts: str
+    note: str
+    commands: list[str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The content of the page."""
+
+    found: list[tuple[Claim, Finding]]
+    figures: list[Drawn]
+    pays: Table
+    reasons: list[str]
+    runs: list[ListedRun]
+    machines: list[str]
+    note: str
+
+    @property
+    def headline(self) -> str:
+        """The number of claims per verdict."""
+        said = [finding.verdict for _, finding in self.found]
+        counts = ", ".join(f"{said.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN))
+        return f"{len(said)} claims: {counts}."
+
+
+def write_claims(folder: Path) -> Page:
+    """Check the claims against the runs in ``folder`` and write the page there.
+
+    Raises:
+        InputError: there is no run, or records cannot be read. Nothing is written then.
+    """
+    page = read_claims(folder)
+    for figure in page.figures:
+        write_bytes(folder / f"{figure.name}.png", figure.png)
+    write_bytes(folder / "README.md", render("claims.md", page=page))
+    figures = [embedded(figure) for figure in page.figures]
+    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures))
+    return page
+
+
+def read_claims(folder: Path) -> Page:
+    """Check the claims against the runs in ``folder``."""
+    headers = {path: read_header(path) for path in run_folders(folder)}
+    evidence = Evidence(folder)
+    found = gains(evidence, _NAMES)
+    titles = {name: TASKS[name].title for name in _NAMES}
+    drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
+    machines = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers.values()]
+    return Page(
+        [(claim, claim.find(evidence)) for claim in CLAIMS],
+        [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
+        _pays_table(found),
+        reasons(evidence, _NAMES, found),
+        [_listed(path, header) for path, header in headers.items()],
+        list(dict.fromkeys(machines)),
+        _note(folder),
+    )
+
+
+def _note(folder: Path) -> str:
+    """The hand-written note on a run or on all runs."""
+    path = folder / "note.md"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def _listed(path: Path, header: Header) -> ListedRun:
+    """Describe a run; repeated commands are listed once."""
+    there = (path / "report" / "report.md").is_file()
+    commands = list(dict.fromkeys(made.command or "" for made in header.made))
+    link = f"{quote(path.name)}/report/report.md" if there else None
+    return ListedRun(path.name, link, _facts(header), _note(path), commands)
+
+
+def _pays_table(found: list[Gain]) -> Table:
+    rates = {run: len({gain.rate for gain in found if gain.run == run}) for run in {gain.run for gain in found}}
+    best = {run: " (RR's best)" if count > 1 else " (the only one)" for run, count in rates.items()}
+    rows = [
+        (
+            gain.run,
+            gain.label,
+            f"{gain.rate:g}" + (best[gain.run] if gain.best else ""),
+            _times(gain.median("epochs")),
+            _times(gain.median("seconds")),
+            f"{100 * gain.relative:+.2f} %",
+            p_text(gain.loss.p),
+            str(len(gain.loss.seeds)),
+        )
+        for gain in found
+    ]
+    headings = ("run", "order", "rate", "times fewer epochs", "times fewer seconds", "final loss", "p", "seeds")
+    return Table("When does it pay?", headings, rows)
+
+
+def _times(ratio: float | None) -> str:
+    """Format a median ratio; 0 means that the loss was never reached."""
+    if ratio is None:
+        return NOTHING
+    return f"{ratio:.2f}" if ratio else "never"
+
+
+def _facts(header: Header) -> str:
+    """One line about seeds, epochs, rates and reduced data."""
+    config, problem = header.config, header.problem
+    if header.kind != TRAINING:
+        return counted(config.get("seeds", "?"), "seed")
+    rates = config.get("rates", [])
+    told = [counted(len(config.get("seeds", [])), "seed"), counted(config.get("epochs"), "epoch")]
+    told.append(f"{'rate' if len(rates) == 1 else 'rates'} {value_text(rates)}")
+    told.append(f"batches of {config.get('batch_size')}")
+    if config.get("optimizer", "sgd") != "sgd":
+        told.append(str(config["optimizer"]))
+    if config.get("limit") is not None:
+        whole = TASKS[header.task].examples if header.task in TASKS else None
+        told.append(f"REDUCED to {count_text(problem.get('train'))} of {count_text(whole)} training examples")
+    return ", ".join(told)

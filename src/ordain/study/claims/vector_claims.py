@@ -1,0 +1,88 @@
+"""Claims on herding and convergence rates, checked with the vector studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ordain.study.claims.evidence import NOT_RUN, Claim, Evidence, Finding, together
+from ordain.study.vectors import STUDIES
+from ordain.study.vectors.convergence_figures import n_exponents
+from ordain.study.vectors.vector_study import Record
+
+_ALIKE = 1.1  # ratio up to which prefix sums count as similar
+Votes = Callable[[Any, list[Record]], Iterable[bool | None]]
+
+
+def _study(name: str, figure: str, votes: Votes, evidence: Evidence) -> Finding:
+    """The sentences of a study, and the verdict from its records."""
+    if not evidence.has(name):
+        return NOT_RUN
+    study, folder = STUDIES[name], evidence.folder / name
+    said = study.sentences(folder)
+    return Finding(together(study.shown(votes, folder)), tuple(said), evidence.figure(name, figure))
+
+
+def _shorter(_: Any, records: list[Record]) -> Iterable[bool | None]:
+    """Prefix sums are shorter after ten rounds than after one, and after one than in random order."""
+    mean = {order: _mean(records, order=order) for order in ("random", "herding-1", "herding-10")}
+    return [mean["herding-10"] < mean["herding-1"] < mean["random"]]
+
+
+def _mean(records: list[Record], **fields: Any) -> float:
+    return float(np.mean([r["l2"] for r in records if all(r[name] == value for name, value in fields.items())]))
+
+
+def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """Algorithm 6 is close to Algorithm 5 after the last round, for every dimension."""
+    for d in config.dims:
+        ends = {
+            name: np.mean([r["l2"][-1] for r in records if (r["d"], r["balancer"]) == (d, name)])
+            for name in ("deterministic", "walk")
+        }
+        yield bool(ends["walk"] <= _ALIKE * ends["deterministic"])
+
+
+def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """Whether greedy is worse than random at the largest n; inconclusive if Algorithm 1 itself is not."""
+    last = [r for r in records if r["n"] == config.sizes[-1]]
+    mean = {order: np.mean([r[order] for r in last]) for order in ("random", "greedy", "greedy-centred")}
+    yield bool(mean["greedy"] > mean["random"])
+    yield True if mean["greedy-centred"] > mean["random"] else None
+
+
+def _rates(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """GraB's loss decays faster in n than RR's by more than three standard errors."""
+    for fits in n_exponents(config, records).values():
+        ours, theirs = fits.get("grab"), fits.get("rr")
+        if ours is None or theirs is None or ours.error is None or theirs.error is None:
+            yield None
+        else:
+            yield theirs.mean - ours.mean > 3 * (ours.error**2 + theirs.error**2) ** 0.5
+
+
+CLAIMS = (
+    Claim(
+        "Balancing and reordering shortens prefix sums (Figure 1b)",
+        "Herding by balancing, repeated, keeps prefix sums of random vectors short.",
+        partial(_study, "toy-herding", "prefix-norms", _shorter),
+    ),
+    Claim(
+        "Greedy can be far worse than random (Statement 1)",
+        "There are vectors on which Algorithm 1's prefix sums grow like n, a random order's like the root of n.",
+        partial(_study, "statement1", "statement1", _greedy_fails),
+    ),
+    Claim(
+        "Algorithm 5 is like Algorithm 6 after ten rounds",
+        "“They obtain similar results when called repeatedly (10 times).”",
+        partial(_study, "balancing", "balancing", _similar),
+    ),
+    Claim(
+        "The rates' exponents",
+        "GraB gains a factor of n over RR under PL, and the cube root of n on smooth non-convex problems.",
+        partial(_study, "rates", "rates-gap", _rates),
+    ),
+)

@@ -1,0 +1,94 @@
+"""``ordain tasks`` and ``ordain data``: list tasks and data sets, and download data."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.data import DATASETS, Dataset, data_dir, fetch, find
+from ordain.study.progress import reporting
+
+GRAB_COST = "1.3 to 1.9"  # the range in the table of docs/gradients.md, also in the README
+
+data = typer.Typer(no_args_is_help=True, help="List the data sets of the study and download them.")
+
+_Folder = Annotated[
+    Path | None, typer.Option("--data-dir", help="The folder of all data sets.  [default: $ORDAIN_DATA, or a cache]")
+]
+
+
+def tasks() -> None:
+    """List the tasks that ``ordain run`` trains."""
+    from ordain.study.runs.ablations import ABLATIONS
+    from ordain.study.tasks import TASKS
+    from ordain.study.vectors import STUDIES
+
+    table = Table("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "an epoch")
+    for task in TASKS.values():
+        defaults = task.defaults
+        table.add_row(
+            task.name,
+            task.data,
+            task.model,
+            f"{task.examples:,}",
+            f"{task.parameters:,}",
+            str(defaults.batch_size),
+            ", ".join(f"{lr:g}" for lr in defaults.rates),
+            str(defaults.epochs),
+            _time(task.seconds_per_epoch),
+        )
+    show(
+        table,
+        "Examples: without QNLI's train file (its dev file is split instead) and without w8a.t (a tenth of the train "
+        "file is the test set instead). With these files, qnli and w8a have more training examples.",
+        "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
+        f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",
+        *(f"{ablation.name} --task TASK: {ablation.title}" for ablation in ABLATIONS.values()),
+        *(f"{study.name}: {study.title}" for study in STUDIES.values()),
+        numbers_from=3,
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+@data.command("list")
+def list_(folder: _Folder = None) -> None:
+    """List every data set with its availability, location, size and licence."""
+    with plain_errors():
+        root = data_dir(folder)
+        table = Table("name", "what", "there", "where", "rows", "licence", title=f"Data in {escape(str(root))}")
+        for entry in DATASETS.values():
+            there, where = _found(entry, root)
+            rows = " / ".join(f"{count:,}" for count in entry.counts.values())
+            table.add_row(entry.name, entry.title, there, escape(where), rows or "-", entry.licence)
+    show(table, "rows: train / valid / test, as published. To download one: ordain data fetch NAME")
+
+
+@data.command("fetch")
+def fetch_(name: Annotated[str, typer.Argument(help="One of `ordain data list`.")], folder: _Folder = None) -> None:
+    """Download a data set from its publisher, verify its checksums and counts, and print its location."""
+    with plain_errors():
+        where = fetch(name, data_dir(folder), reporting=partial(reporting, lines=True))
+        typer.echo(f"{name} is in {where}")
+
+
+def _found(entry: Dataset, root: Path) -> tuple[str, str]:
+    """Availability and location; files are searched for, not read."""
+    if not entry.files:
+        return ("yes" if find_spec("sklearn") else "no"), "scikit-learn"
+    where, paths = find(entry, root)
+    if not paths:
+        return "no", "-"
+    needed = {file.key for file in entry.files if file.required}
+    missing = [file.names[0] for file in entry.files if file.key not in paths]
+    there = "yes" if not missing else f"{'yes' if needed <= paths.keys() else 'no'}, without {', '.join(missing)}"
+    return there, where.relative_to(root).as_posix()

@@ -1,0 +1,50 @@
+"""Terminal output shared by the commands."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ordain.errors import OrdainError
+
+_WIDTH = 130  # columns, if the output is not a terminal
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print errors that a user can fix as one line and exit with code 2; other exceptions propagate."""
+    try:
+        yield
+    except OrdainError as error:
+        message = str(error)
+    except BrokenPipeError:  # the reader of a pipe has closed it: exit quietly
+        raise
+    except OSError as error:
+        message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+    else:
+        return
+    typer.echo(f"ordain: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:
+    """Print a table, with columns right-aligned from ``numbers_from`` on, and notes below it."""
+    for column in table.columns[numbers_from:] if numbers_from is not None else []:
+        column.justify = "right"
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def command_line() -> str:
+    """The current command line."""
+    return shlex.join(["ordain", *sys.argv[1:]])

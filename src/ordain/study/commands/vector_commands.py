@@ -1,0 +1,112 @@
+"""``ordain herd`` and ``ordain simulate-ranks``: orders of plain vectors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import typer
+
+from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
+from ordain.balancing import Balancer
+from ordain.errors import InputError
+from ordain.study.commands.terminal import plain_errors
+from ordain.study.files import read_vectors, replacing, write_bytes
+from ordain.study.progress import reporting
+
+_SIMULATION = "simulate-ranks"
+_BALANCERS: dict[str, Balancer] = {
+    "deterministic": Deterministic(),
+    "walk": SelfBalancingWalk(),
+    "halving": KernelHalving(),
+}
+
+
+def herd(
+    vectors: Annotated[Path, typer.Argument(help="A .npy file with an [n, d] array, one vector per row.")],
+    out: Annotated[Path, typer.Option(help="Output .npy file for the order: n row indices.")],
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the prefix sum norms.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds of balancing and reordering.")] = 10,
+    balancer: Annotated[
+        Literal["deterministic", "walk", "halving"], typer.Option(help="Balancing rule.")
+    ] = "deterministic",
+    centering: Annotated[
+        Literal["mean", "pair"], typer.Option(help="Balance centred vectors or differences of pairs.")
+    ] = "mean",
+    seed: Annotated[int, typer.Option(help="Random seed of the balancer and the plot.")] = 0,
+) -> None:
+    """Find an order of vectors whose prefix sums stay small (the herding problem)."""
+    with plain_errors(), ExitStack() as files:
+        _check_distinct(vectors, out, plot)
+        z = read_vectors(vectors)
+        order_file = files.enter_context(replacing(out))
+        plot_file = files.enter_context(replacing(plot)) if plot else None
+        with reporting("herding") as report:
+            order = herding.herd(
+                z, rounds=rounds, balancer=_BALANCERS[balancer], centering=centering, seed=seed, progress=report
+            )
+        before, after = herding.prefix_norms(z), herding.prefix_norms(z, order)
+        np.save(order_file, order)
+        if plot_file:
+            from ordain.study.prefix import prefix_figure  # matplotlib takes a while to import
+            from ordain.study.style import png
+
+            random = herding.prefix_norms(z, np.random.default_rng(seed).permutation(len(z)))
+            curves = {"random": random, "as given": before, "herded": after}
+            title = f"Prefix sums of {len(z):,} vectors of {z.shape[1]:,} numbers"
+            plot_file.write(png(prefix_figure(curves, title=title)))
+        typer.echo(f"{len(z):,} vectors of {z.shape[1]:,} numbers")
+        typer.echo(f"{'largest prefix sum':<28}{'given':>12}{'herded':>12}{'factor':>9}")
+        objective = herding.herding_objective(z), herding.herding_objective(z, order)
+        typer.echo(_compared("herding objective (l-inf)", *objective))
+        typer.echo(_compared("l2 norm", float(before.max()), float(after.max())))
+
+
+def _compared(what: str, before: float, after: float) -> str:
+    factor = f"{before / after:.1f}x" if after else "-"
+    return f"{what:<28}{before:>12.6g}{after:>12.6g}{factor:>9}"
+
+
+def _check_distinct(vectors: Path, out: Path, plot: Path | None) -> None:
+    if plot and plot.suffix.lower() != ".png":
+        raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="Only PNG is supported.")
+    paths = [path.resolve() for path in (vectors, out, plot) if path]
+    if len(set(paths)) < len(paths):
+        raise InputError(
+            "one path twice", expected="different files for input and outputs", remedy="Change --out or --plot."
+        )
+
+
+def simulate_ranks(
+    out: Annotated[Path, typer.Option(help="Folder of the records; an interrupted study resumes.")] = Path(
+        "runs/simulate-ranks"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="Output folder for the figures, as PNG and SVG.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default 2.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes.")] = False,
+) -> None:
+    """Simulate ranks that order one data set together: how good their order is, and what they send for it."""
+    from ordain.study.vectors import STUDIES, run_study
+    from ordain.study.vectors.rank_figures import traffic_table
+
+    study = STUDIES[_SIMULATION]
+    with plain_errors(), reporting(_SIMULATION, lines=True) as tell:
+        run_study(_SIMULATION, out, report=tell, seeds=seeds, quick=quick)
+    with plain_errors():
+        for text in study.sentences(out):
+            typer.echo(text)
+        headings, rows = traffic_table(study.configure(quick=quick))
+        typer.echo("\nBytes that a rank contributes to a step:")
+        widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings))]
+        for row in (headings, *rows):
+            first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            typer.echo("  ".join((first.strip().ljust(widths[0]), *rest)))
+        if plot:
+            from ordain.study.style import png, svg
+
+            plot.mkdir(parents=True, exist_ok=True)
+            for name, figure in study.figures(out).items():
+                write_bytes(plot / f"{name}.png", png(figure))
+                write_bytes(plot / f"{name}.svg", svg(figure))

@@ -1,0 +1,146 @@
+"""Find the files of a data set on disk, decompress them up to a size limit, and verify them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import platformdirs
+
+from ordain.errors import InputError
+from ordain.study.data.dataset import Dataset, File
+
+_SUFFIXES = ("", ".gz", ".xz")
+_XZ_MEMORY = 1 << 28  # an .xz file states how much memory its reader needs: 64 MiB at the highest level of xz
+_SHOWN, _REASON = 40, 80  # characters in messages
+_verified: set[tuple[str, int, int, str]] = set()  # (path, bytes, mtime, digest) of this process
+
+
+def data_dir(given: Path | None = None) -> Path:
+    """The folder of all data sets: ``given``, else ``$ORDAIN_DATA``, else ``ordain/data`` in the user's cache."""
+    if given is not None:
+        return given
+    named = os.environ.get("ORDAIN_DATA")
+    return Path(named) if named else platformdirs.user_cache_path("ordain", appauthor=False, opinion=False) / "data"
+
+
+def find(dataset: Dataset, folder: Path) -> tuple[Path, dict[str, Path]]:
+    """The data set's own folder inside ``folder``, and the files found there by key.
+
+    Prefers a folder with all required files, then one with any file, then the first of the data set's folders.
+    """
+    places = [(folder / name, _present(dataset, folder / name)) for name in dataset.folders]
+    required = {file.key for file in dataset.files if file.required}
+    return max(places, key=lambda place: (required <= place[1].keys(), bool(place[1])))  # the first of equals
+
+
+def _present(dataset: Dataset, folder: Path) -> dict[str, Path]:
+    found = {}
+    for file in dataset.files:
+        paths = (folder / f"{name}{suffix}" for name in file.names for suffix in _SUFFIXES)
+        if path := next((path for path in paths if path.is_file()), None):
+            found[file.key] = path
+    return found
+
+
+def brief(raw: bytes | str) -> str:
+    """Part of a file, escaped and shortened so that it is safe to print."""
+    return ascii(raw[:_SHOWN]) + ("..." if len(raw) > _SHOWN else "")
+
+
+def reason(error: Exception) -> str:
+    """The message of another library's error, which may quote the file, likewise."""
+    return ascii(str(error) or type(error).__name__)[1:-1][:_REASON]
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """The decompressed bytes of one file, with what its reader needs for error messages."""
+
+    data: bytes
+    path: Path
+    remedy: str
+    rows: int | None = None  # to expect; None to accept any number
+
+    def wrong(self, what: str, *, expected: str) -> InputError:
+        """The error to raise for something in this file."""
+        return InputError(f"{self.path}: {what}", expected=expected, remedy=self.remedy)
+
+    def count(self, found: int) -> None:
+        """Refuse a file with a different number of rows than the publisher's."""
+        if self.rows is not None and found != self.rows:
+            raise self.wrong(f"{found:,} rows", expected=f"{self.rows:,}")
+
+    def lines(self) -> list[str]:
+        """The lines of a text file in UTF-8."""
+        try:
+            text = self.data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = self.data.count(b"\n", 0, error.start) + 1
+            piece = brief(self.data[error.start : error.start + 8])
+            raise self.wrong(f"bytes {piece} in line {line:,}", expected="text in UTF-8") from None
+        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a data set that were found on disk, as its reader gets them."""
+
+    dataset: Dataset
+    paths: dict[str, Path]  # by the key of the file
+    verify: bool = True  # compare checksums and row counts with the publisher's; the format is always checked
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.paths
+
+    def read(self, key: str) -> FileContent:
+        """Decompress one file, and verify its checksum."""
+        file = next(file for file in self.dataset.files if file.key == key)
+        remedy = f"Remove it and {self.dataset.remedy}"
+        if self.verify:
+            remedy += ". A subset of your own is read with --no-verify (verify=False)."
+        content = FileContent(b"", self.paths[key], remedy, file.rows if self.verify else None)
+        try:
+            content = replace(content, data=_decompress(content.path, file.limit + 1))
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            what = "compressed file that ends too early" if isinstance(error, EOFError) else "damaged compressed file"
+            raise content.wrong(f"a {what} ({reason(error)})", expected="a whole file") from None
+        if len(content.data) > file.limit:
+            raise content.wrong(f"more than {file.limit:,} bytes", expected=f"at most {file.limit:,}")
+        if self.verify:
+            _check_digest(content, file)
+        return content
+
+
+def _decompress(path: Path, most: int) -> bytes:
+    """At most ``most`` bytes of the content."""
+    if path.suffix != ".xz":
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(most)
+    with path.open("rb") as file:  # lzma.open() has no limit on the memory that a file asks for
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        data = decompressor.decompress(file.read(most), most)
+        if len(data) < most and not decompressor.eof:
+            raise EOFError
+        if decompressor.unused_data or (decompressor.eof and file.read(1)):
+            raise lzma.LZMAError("more data after its end")
+    return data
+
+
+def _check_digest(content: FileContent, file: File) -> None:
+    if file.digest is None:
+        return
+    stat = content.path.stat()
+    known = (str(content.path.resolve()), stat.st_size, stat.st_mtime_ns, file.digest)
+    if known in _verified:
+        return
+    algorithm, _, expected = file.digest.partition(":")
+    found = hashlib.new(algorithm, content.data, usedforsecurity=False).hexdigest()
+    if found != expected:
+        raise content.wrong(f"content with {algorithm} {found}", expected=f"{expected}, the publisher's")
+    _verified.add(known)

@@ -1,0 +1,93 @@
+"""All data sets by name. ``registry.json`` has where each is published, how it is verified, and its licence."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+from ordain.errors import InputError
+from ordain.study.data.data_files import FoundFiles, find
+from ordain.study.data.dataset import Dataset, Download, File, Splits
+from ordain.study.data.image_formats import read_cifar10, read_mnist
+from ordain.study.data.table_formats import read_binary, read_covtype, read_digits
+from ordain.study.data.text_formats import read_qnli, read_sst2, read_vocabulary, read_wikitext
+
+_READERS: dict[str, Any] = {
+    "idx": read_mnist,
+    "cifar10": read_cifar10,
+    "wikitext": read_wikitext,
+    "sst2": read_sst2,
+    "qnli": read_qnli,
+    "libsvm": read_binary,
+    "covtype": read_covtype,
+    "digits": read_digits,
+}
+
+
+def _dataset(
+    name: str, files: list[Any], downloads: list[Any], *, reader: str, options: Any = None, **about: Any
+) -> Dataset:
+    """One entry of the registry. A download with a ``folder`` is an archive with all files in that folder."""
+    read = partial(_READERS[reader], **options) if options else _READERS.get(reader)
+    names = [file["names"][0] for file in files]
+    for item in downloads:
+        if folder := item.pop("folder", None):
+            item["members"] = {f"{folder}/{member}": member for member in names}
+    return Dataset(
+        name=name,
+        files=tuple(File(**file) for file in files),
+        downloads=tuple(Download(**item) for item in downloads),
+        read=read,
+        **about,
+    )
+
+
+DATASETS: dict[str, Dataset] = {
+    name: _dataset(name, **entry)
+    for name, entry in json.loads(package_files(__package__).joinpath("registry.json").read_text("utf-8")).items()
+}
+
+
+def dataset_named(name: str) -> Dataset:
+    """The entry of ``DATASETS``, or an error that lists the names."""
+    if name not in DATASETS:
+        raise InputError(f"data set {name!r}", expected=f"one of {', '.join(DATASETS)}", remedy="See: ordain data list")
+    return DATASETS[name]
+
+
+def load(name: str, folder: Path, *, verify: bool = True) -> Splits:
+    """Read a data set.
+
+    Args:
+        name: in ``DATASETS``.
+        folder: the data folder, from :func:`~ordain.study.data.data_dir`.
+        verify: compare checksums and row counts with the publisher's. Pass False to read a subset in the same
+            format; the format is checked all the same.
+
+    Raises:
+        InputError: a file is missing, truncated, malformed or too large. The message names the file.
+    """
+    entry = dataset_named(name)
+    if entry.read is None:
+        raise InputError(f"{name}", expected="a data set with examples", remedy="Read it with bert_vocabulary().")
+    return entry.read(_found(entry, folder, verify=verify))
+
+
+def bert_vocabulary(folder: Path, *, verify: bool = True) -> tuple[str, ...]:
+    """The word piece of each id in BERT's uncased vocabulary."""
+    return read_vocabulary(_found(dataset_named("bert-vocab"), folder, verify=verify).read("vocab"))
+
+
+def _found(entry: Dataset, folder: Path, *, verify: bool) -> FoundFiles:
+    where, paths = find(entry, folder)
+    missing = [file.names[0] for file in entry.files if file.required and file.key not in paths]
+    if missing:
+        raise InputError(
+            f"no {', '.join(missing)} in {where}",
+            expected=f"the files of {entry.name}, plain, .gz or .xz",
+            remedy=f"{entry.remedy[:1].upper()}{entry.remedy[1:]} or set --data-dir or $ORDAIN_DATA to your data.",
+        )
+    return FoundFiles(entry, paths, verify=verify)

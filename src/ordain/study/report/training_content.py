@@ -1,0 +1,138 @@
+"""The content of a training run's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ordain.study.report.arm_rows import COLUMNS, Row, cells, rows
+from ordain.study.report.missing_jobs import missing_jobs, with_missing_arms
+from ordain.study.report.number_text import NOTHING, bytes_text, capital
+from ordain.study.report.page_content import (
+    Content,
+    Section,
+    Table,
+    Telling,
+    commands,
+    count_text,
+    made_with,
+    value_text,
+)
+from ordain.study.report.rank_comparison import ranks_section, ranks_table
+from ordain.study.report.rates_table import rates_table
+from ordain.study.report.training_figures import training_figures
+from ordain.study.report.verdict_sentences import OUT, Sentence, headline, sentences
+from ordain.study.report.views import Problem, View, metrics, problems, views
+from ordain.study.runs.arms import is_baseline
+from ordain.study.runs.records import Run
+from ordain.study.runs.run_folder import TRAINING
+
+_MEMORY = "Memory use of the orders. Losses are not compared."
+
+
+def training_content(run: Run) -> Content:
+    """Build the report from all records."""
+    run = with_missing_arms(run)
+    found = views(run)
+    drawn = training_figures(run, found)
+    curves = [Section(capital(view.title), "", drawn[view.name]) for view in found]
+    costs = Section("Rates and costs", f"Time, memory and speed: {found[0].title}.", drawn["costs"])
+    ranks, more = ranks_section(found[0]), (rates_table(run), ranks_table(run, found[0]))
+    out = [*problems(run), *missing_jobs(run, found)]
+    return Content(
+        title=f"{run.header.task}: {_subject(run)}",
+        facts=_facts(run),
+        warnings=_warnings(run, found, out),
+        tellings=[_telling(run, view) for view in found],
+        sections=[section for section in (*curves, ranks, costs) if section and section.figures],
+        tables=[*(_table(view) for view in found), *(table for table in more if table)],
+        problems=_problem_table(out) if out else None,
+        explained=True,
+        made_with=made_with(run.header),
+        commands=commands(run.header),
+    )
+
+
+def _telling(run: Run, view: View) -> Telling:
+    if run.config.get("study") == "memory":  # after one epoch all orders are the same
+        return Telling(capital(view.title), _MEMORY, [_held(row) for row in rows(view)])
+    train, *others = metrics(run)
+    more = [(f"Final {metric.title.partition(',')[0]}", sentences(view, metric)) for metric in others]
+    return Telling(capital(view.title), headline(view), sentences(view, train), more)
+
+
+def _held(row: Row) -> Sentence:
+    if row.order_bytes is None:
+        return Sentence(OUT, f"{capital(row.label)} was not measured", f"{row.verdict}.")
+    job = f"; the job took at most {bytes_text(row.job_bytes)}" if row.job_bytes is not None else ""
+    return Sentence("said", capital(row.label), f"the order's state takes {bytes_text(row.order_bytes)}{job}.")
+
+
+def _table(view: View) -> Table:
+    table = rows(view)
+    lines = cells(table)
+    told = [place for place in range(len(COLUMNS)) if any(line[place] != NOTHING for line in lines)]
+    return Table(
+        f"{capital(view.title)}: numbers",
+        [COLUMNS[place].heading for place in told],  # older records lack some columns
+        [tuple(line[place] for place in told) for line in lines],
+        [row.verdict for row in table],
+    )
+
+
+def _facts(run: Run) -> str:
+    problem, config = run.header.problem, run.config
+    sizes = {"train": "to train on", "valid": "to validate", "test": "to test"}
+    examples = ", ".join(f"{count_text(problem[key])} {what}" for key, what in sizes.items() if problem.get(key))
+    counts = {
+        "parameter{}": problem.get("parameters"),
+        "epoch{}": config.get("epochs"),
+        "example{} to a batch": config.get("batch_size"),
+    }
+    told = [
+        f"{count_text(count)} {unit.format('s' * (count != 1))}" for unit, count in counts.items() if count is not None
+    ]
+    stepped = ["AdamW"] if config.get("optimizer") == "adamw" else []
+    return "; ".join([*([examples] if examples else []), *told, *stepped])
+
+
+def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:
+    said = []
+    limit = run.config.get("limit")
+    if limit is not None:
+        said.append(f"Reduced: at most {count_text(limit)} examples of each set (limit).")
+    jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
+    if jobs:
+        said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} not compared: see “Not compared” below.")
+    if not any(is_baseline(name) for name in run.arms):
+        said.append("Random reshuffling (rr) was not run, so there is no baseline.")
+    if any(len({entry.seeds for entry in view.shown.values()}) > 1 for view in found):
+        said.append("Orders were run with different seeds; each is compared with RR over common seeds.")
+    return said + _at_edges(run, found[0])
+
+
+def _at_edges(run: Run, view: View) -> list[str]:
+    """Warnings about arms whose best rate is the largest or smallest one tried."""
+    ends = {"largest": max, "smallest": min}
+    said = []
+    for word, end in ends.items():
+        names = [
+            entry.arm.label
+            for entry in view.shown.values()
+            if len(entry.arm.rates) > 1 and entry.rate == end(entry.arm.rates)
+        ]
+        if names:
+            said.append(f"The best rate is the {word} tried for {'; '.join(names)}; a rate beyond it may be better.")
+    return said
+
+
+def _problem_table(out: Sequence[Problem]) -> Table:
+    lines = [
+        (problem.label, value_text(problem.rates), value_text(problem.seeds), problem.state, problem.why)
+        for problem in out
+    ]
+    return Table("Not compared", ("order", "rates", "seeds", "state", "why"), lines, [problem.state for problem in out])
+
+
+def _subject(run: Run) -> str:
+    study = run.config.get("study", TRAINING)
+    return "orders compared" if study == TRAINING else f"study of {study}"

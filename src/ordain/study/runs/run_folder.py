@@ -1,0 +1,141 @@
+"""``config.json`` in the folder of a run or study: settings and provenance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic.dataclasses import dataclass
+
+from ordain.errors import InputError, StateError
+from ordain.study.files import write_bytes
+from ordain.study.runs import probe
+from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
+from ordain.study.runs.config import RunConfig
+from ordain.study.strict_json import STRICT, validated
+from ordain.study.tasks import Problem
+
+TRAINING = "training"  # kind of a training run
+FORMAT = 1
+_NAME = "config.json"
+_COUNTS = ("train", "valid", "test", "parameters")
+
+
+@dataclass(config=STRICT, frozen=True)
+class Made:
+    """One command that wrote to a folder, with machine and versions."""
+
+    command: str | None = ""
+    started: str | None = ""
+    revision: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(config=STRICT, frozen=True)
+class Header:
+    """The content of ``config.json``; top-level provenance is that of the first command."""
+
+    format: Literal[1]
+    kind: str
+    command: str
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    machine: dict[str, Any]
+    started: str
+    revision: str | None = None
+    task: str = ""
+    problem: dict[str, Any] = field(default_factory=dict)
+    commands: tuple[Made, ...] = ()
+
+    @property
+    def made(self) -> list[Made]:
+        """Every command that wrote to the folder, in order."""
+        first = Made(self.command, self.started, self.revision, self.machine, self.versions)
+        return [first, *(made for made in self.commands if made != first)]
+
+
+@dataclass(config=STRICT, frozen=True)
+class _Problem:
+    """The description of the data in ``config.json``."""
+
+    train: int
+    valid: int
+    test: int
+    parameters: int
+    notes: list[str]
+
+
+def read_header(folder: Path) -> Header:
+    """Read the ``config.json`` of a run or study."""
+    path = folder / _NAME
+    if not path.is_file():
+        raise InputError(
+            f"no config.json in {folder}", expected="the folder of a run", remedy="`ordain run` writes one."
+        )
+    found: Header = validated(Header, path.read_bytes(), str(path))
+    return found
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in ``folder``, sorted by name; raises InputError if there are none."""
+    found = sorted(path.parent for path in folder.glob(f"*/{_NAME}") if not path.parent.name.startswith("."))
+    if not found:
+        raise InputError(
+            f"no run in {folder}",
+            expected="a run's folder (with a config.json), or a folder of such folders",
+            remedy="`ordain run` writes one.",
+        )
+    return found
+
+
+def read_config(out: Path) -> dict[str, Any] | None:
+    """Read ``config.json`` of a training run, or None if there is none yet."""
+    path = out / _NAME
+    if not path.exists():
+        return None
+    saved: dict[str, Any] = validated(dict[str, Any], path.read_bytes(), str(path))
+    if saved.get("format") != FORMAT or saved.get("kind") != TRAINING:
+        raise InputError(
+            f"{path}, which is not a training run's",
+            expected=f"format {FORMAT}",
+            remedy="Use another folder: --out.",
+        )
+    validated(_Problem, json.dumps(read_header(out).problem).encode(), f"{path}, problem")
+    return saved
+
+
+def write_config(out: Path, content: dict[str, Any]) -> None:
+    """Write ``config.json`` atomically."""
+    write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:
+    """Sizes and notes of a problem; raises InputError if the configuration cannot run on it."""
+    n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
+    arms = [parse(name, group=config.group) for name in config.arms]
+    for arm in arms:
+        check_units(arm, n)
+    if config.herding:
+        probe.check_size(n, d)
+    return {
+        "train": n,
+        "valid": len(problem.valid_x),
+        "test": 0 if problem.test_x is None else len(problem.test_x),
+        "parameters": d,
+        "notes": [*problem.notes, *([] if verify else ["The data's checksums were not compared."])],
+        "stored_bytes": {arm.name: stored_bytes(arm, n, d) for arm in arms if arm.order in STORING},
+    }
+
+
+def check_same(saved: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise StateError if the data differ from those the run was started with."""
+    differing = [name for name in _COUNTS if saved[name] != found[name]]
+    if differing:
+        raise StateError(
+            "data with " + ", ".join(f"{name} {found[name]:,}" for name in differing),
+            expected=", ".join(f"{name} {saved[name]:,}" for name in differing) + ", as when the run was started",
+            remedy="Use the same data, or a new folder with --out.",
+        )

@@ -1,0 +1,323 @@
+"""Train one job, from the start or from its checkpoint, and write its record."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain import Order
+from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
+from ordain.herding import herding_objective
+from ordain.study.runs import probe
+from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
+from ordain.study.runs.board import Board
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.job import Job
+from ordain.study.runs.job_checkpoint import Checkpoints, DamagedCheckpointError
+from ordain.study.runs.loop import Score, Seconds, epoch_of_steps, evaluate, make_optimizer, make_schedule
+from ordain.study.runs.multi_rank import ALONE, Ranks
+from ordain.study.runs.process_memory import Memory, order_bytes
+from ordain.study.runs.record_lines import RecordWriter, read_record
+from ordain.study.runs.seed_checks import check_seed, keep_order, kept_order
+from ordain.study.tasks import Problem
+
+# ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
+Tell = Callable[[str, int, float | None], None]
+_ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings that a worker gets once, when it starts."""
+
+    config: RunConfig  # the run's configuration
+    out: Path  # the run's folder
+    folder: Path  # the folder of all data sets
+    verify: bool = True  # check the data against their published checksums
+    checkpoint_every: float = 20.0  # minimum number of seconds between checkpoints
+    tensorboard: bool = False  # log to TensorBoard as well
+
+
+def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
+    """Run ``job`` to its end and return its state: ``"done"``, ``"diverged"`` or ``"refused"``.
+
+    An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
+    damaged, it is removed and the job restarts. All ranks call this function; only rank 0 writes.
+    """
+    checkpoints = Checkpoints(job.checkpoint(setting.out), every=0.0 if ranks.rank else setting.checkpoint_every)
+    task = _Task(problem, setting, job, parse(job.arm, group=setting.config.group), ranks, checkpoints, tell)
+    if ranks.rank:
+        return task.follow()
+    record = read_record(job.record(setting.out))
+    if record.end:
+        checkpoints.remove()  # the job was killed after its last line
+        ranks.hear(_OVER)
+        return record.state
+    try:
+        saved = checkpoints.load() if record.lines else None
+        if saved is not None and saved["lines"] > record.lines:
+            raise DamagedCheckpointError
+        return task.lead(saved)
+    except DamagedCheckpointError:
+        checkpoints.remove()
+        tell("restarted", 0, None)
+        return task.lead(None)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A job with everything it needs on this rank."""
+
+    problem: Problem
+    setting: Setting
+    job: Job
+    arm: Arm
+    ranks: Ranks
+    checkpoints: Checkpoints
+    tell: Tell
+    memory: Memory = field(default_factory=Memory.begin)
+
+    def lead(self, saved: dict[str, Any] | None) -> str:
+        """Rank 0: decide, train, measure and write."""
+        arm, job, out, ranks = self.arm, self.job, self.setting.out, self.ranks
+        writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0)
+        board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.setting.tensorboard else None
+        try:
+            n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
+            if saved is None:
+                writer.write(_start(arm, job, self.setting.config))
+            state, why = "refused", self._refusal(n, d)
+            if why is None:
+                ranks.hear(_RESUMED if saved else _ANEW)
+                try:
+                    training = _Training.begin(self, saved)
+                except MemoryLimitError as error:
+                    why = str(error)
+                else:
+                    ranks.hear(_GO)
+                    state = training.go(writer, board)
+                    why = "the loss is not finite" if state == "diverged" else None
+                    if arm.order == SOURCE and arm.shares_first and state == "done":
+                        keep_order(training.order, job.order(out))
+            more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
+            writer.write({"kind": "end", "epochs": max(writer.lines - 2, 0), "state": state, "why": why, **more})
+        finally:
+            writer.close()
+            if board:
+                board.close()
+        self.checkpoints.remove()
+        ranks.hear(_OVER)
+        return state
+
+    def follow(self) -> str:
+        """Other ranks: train as rank 0 tells them, without writing anything."""
+        training: _Training | None = None
+        while (word := self.ranks.hear(_OVER)[0]) != _OVER:
+            if word == _GO:
+                if training is None:
+                    raise StateError(
+                        f"rank {self.ranks.rank} without the state that rank 0 resumes from",
+                        expected=f"to load {self.job.checkpoint(self.setting.out)} like rank 0",
+                        remedy="Run the same command again.",
+                    )
+                training.go(None, None)
+                continue
+            try:
+                saved = self.checkpoints.load() if word == _RESUMED else None  # None if rank 0 has removed it
+                training = _Training.begin(self, saved)
+            except (MemoryLimitError, DamagedCheckpointError):  # rank 0 gets the same error and decides
+                training = None
+        return "done"
+
+    def _refusal(self, n: int, d: int) -> str | None:
+        """The reason to refuse the job before it starts, or None."""
+        if self.job.arm != RETRAIN:
+            return too_slow(self.arm, self.setting.config, n, d)
+        source, out = self.job.source(), self.setting.out
+        state = read_record(source.record(out)).state
+        if state == "unfinished" or (state == "done" and not source.order(out).exists()):
+            raise StateError(
+                f"no finished run of {source}",
+                expected=f"a finished job in {out}, whose last order is reused",
+                remedy="Run the same command again.",
+            )
+        return None if state == "done" else f"the GraB job has state {state!r}, so there is no order to reuse"
+
+
+@dataclass
+class _Training:
+    """Training state after ``epoch`` epochs; ``config.batch_size`` is that of this rank."""
+
+    task: _Task
+    config: RunConfig
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None
+    order: Order
+    parallel: nn.Module  # the model, wrapped for several ranks
+    epoch: int = 0
+    sent: int = 0  # bytes sent up to the last epoch
+    stale: Tensor | None = None  # per-example gradients of the last epoch, with --herding
+
+    @classmethod
+    def begin(cls, task: _Task, saved: dict[str, Any] | None) -> _Training:
+        """Start from the initial weights of the seed, or from a checkpoint."""
+        arm, job, ranks, problem = task.arm, task.job, task.ranks, task.problem
+        config, out = task.setting.config, task.setting.out
+        config = replace(config, batch_size=config.batch_size // ranks.size)
+        n, model = len(problem.train_x), problem.build(job.seed).train()
+        parallel = ranks.parallel(problem, model, config.batch_size)
+        fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
+        order = build_order(arm, parallel, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
+        if saved is None and not ranks.rank:
+            check_seed(out, job.seed, model, order if arm.shares_first else None)
+        optimizer = make_optimizer(model, config, job.lr)
+        schedule = make_schedule(optimizer) if config.plateau else None
+        run = cls(task, config, model, optimizer, schedule, order, parallel)
+        if saved is not None:
+            try:
+                run._restore(saved)
+            except MemoryError:
+                raise
+            except Exception as error:  # torch and orders raise many kinds of errors
+                order.detach()
+                raise DamagedCheckpointError from error
+        if config.herding and not ranks.rank:
+            run.stale = probe.per_example_gradients(problem, model)
+        run.sent = order.sent_bytes
+        return run
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.schedule:
+            self.schedule.load_state_dict(saved["schedule"])
+        alone = self.task.arm.mode == "independent"
+        self.order.load_state_dict(saved["order"][self.task.ranks.rank] if alone else saved["order"])
+        self.order.resume(self.order.n)  # the saved epoch is over
+        self.epoch = saved["epoch"]
+
+    def go(self, writer: RecordWriter | None, board: Board | None) -> str:
+        """Train until the last epoch or until the loss is not finite; only rank 0 has a ``writer``."""
+        try:
+            if self.epoch == 0:
+                self._end_epoch(Seconds(), 0.0, writer, board)
+            while self.epoch < self.config.epochs:
+                seconds, cpu = Seconds(), process_time()
+                self.epoch += 1
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
+                    try:
+                        problem = self.task.problem
+                        epoch_of_steps(problem, self.config, self.parallel, self.optimizer, self.order, seconds)
+                    except OrdainError:
+                        if all(bool(p.isfinite().all()) for p in self.model.parameters()):
+                            raise
+                if not self._end_epoch(seconds, process_time() - cpu, writer, board):
+                    return "diverged"
+                if self.epoch < self.config.epochs:
+                    self._save(writer)
+        finally:
+            self.order.detach()
+        return "done"
+
+    def _save(self, writer: RecordWriter | None) -> None:
+        """Save a checkpoint if it is time to. Independent orders are gathered, so that one file holds all of them."""
+        task = self.task
+        orders = task.ranks.every(self.order.state_dict()) if task.arm.mode == "independent" else None
+        if writer is not None and task.checkpoints.save(lambda: self._state(writer.lines, orders)):
+            task.tell("checkpoint", self.epoch, None)
+
+    def _state(self, lines: int, orders: list[dict[str, Any]] | None) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "lines": lines,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "order": self.order.state_dict() if orders is None else orders,
+        }
+
+    def _end_epoch(self, seconds: Seconds, cpu: float, writer: RecordWriter | None, board: Board | None) -> bool:
+        """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
+        measured = self._write(seconds, cpu, writer, board) if writer is not None else (False, 0.0)
+        finite, valid = self.task.ranks.hear(*measured)
+        if self.schedule and self.epoch and finite:
+            self.schedule.step(valid)
+        return bool(finite)
+
+    def _write(self, seconds: Seconds, cpu: float, writer: RecordWriter, board: Board | None) -> tuple[bool, float]:
+        """Measure and write a line; returns whether the losses are finite, and the validation loss."""
+        start = perf_counter()
+        task, problem = self.task, self.task.problem
+        train, valid = self._score(problem.train_x, problem.train_y), self._score(problem.valid_x, problem.valid_y)
+        test = None
+        if problem.test_x is not None and problem.test_y is not None:
+            test = self._score(problem.test_x, problem.test_y)
+        finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
+        herding, stale_fresh = self._probe() if finite else (None, None)
+        seconds.evaluation += perf_counter() - start
+        line = {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "train_loss": _finite(train.loss),
+            "valid_loss": _finite(valid.loss),
+            "valid_accuracy": valid.accuracy,
+            "test_loss": _finite(test.loss) if test else None,
+            "test_accuracy": test.accuracy if test else None,
+            "herding": herding,
+            "stale_fresh": stale_fresh,
+            "seconds": seconds.to_json(),
+            "cpu_seconds": round(cpu, 6),
+            "order_bytes": order_bytes(self.order, task.arm, len(problem.train_x), _length(self.model)),
+            "peak_bytes": task.memory.peak_bytes(),
+            "job_bytes": task.memory.job_bytes(),
+            "sent_bytes": self._sent_per_step(),
+        }
+        writer.write(line)
+        if board:
+            board.add(line)
+        task.tell("epoch", self.epoch, _finite(train.loss))
+        return finite, valid.loss
+
+    def _score(self, x: Tensor, y: Tensor) -> Score:
+        return evaluate(self.task.problem, self.model, x, y)
+
+    def _sent_per_step(self) -> int:
+        """Bytes per step that the order sent from this rank, mean over the last epoch."""
+        sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
+        return round(sent / -(-len(self.task.problem.train_x) // self.task.setting.config.batch_size))
+
+    def _probe(self) -> tuple[float | None, float | None]:
+        """Herding objective of the epoch's order at its final weights, and gradient staleness."""
+        if self.stale is None or self.epoch == 0:
+            return None, None
+        fresh = probe.per_example_gradients(self.task.problem, self.model)
+        objective = None
+        if self.task.arm.shares_first or self.task.arm.name == RETRAIN:  # the order is a permutation
+            objective = herding_objective(fresh, self.order.history(self.order.epoch))
+        correlation = probe.stale_fresh(self.stale, fresh)
+        self.stale = fresh
+        return objective, correlation
+
+
+def _start(arm: Arm, job: Job, config: RunConfig) -> dict[str, Any]:
+    mode = arm.mode if arm.ranks > 1 else None
+    started = {"kind": "start", "arm": arm.name, "label": arm.label, "order": arm.order, "lr": job.lr, "seed": job.seed}
+    return started | {"group": arm.group, "threads": config.threads, "ranks": arm.ranks, "mode": mode}
+
+
+def _length(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

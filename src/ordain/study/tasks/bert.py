@@ -1,0 +1,171 @@
+"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from pretrained ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ordain.errors import InputError
+from ordain.study.data import bert_vocabulary, load
+from ordain.study.tasks.classification import classifier
+from ordain.study.tasks.task import Problem, Request, seeded
+
+LENGTH = 32  # the paper's longest sequence
+_LAYERS = 2
+_TINY = {
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+_FOLDER = "bert-tiny"  # in the data folder
+_FILES = ("config.json", "model.safetensors")  # pickled weights are never loaded, and so never downloaded
+_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_SHOWN = 12  # letters of a commit
+
+
+def bert(request: Request, *, data: str) -> Problem:
+    """Two layers of BERT with a classifier of two classes."""
+    words = bert_vocabulary(request.folder, verify=request.verify)
+    own = request.folder / _FOLDER
+    asked = request.weights or (own if own.is_dir() else None)
+    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
+    notes = (
+        f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
+        f"{version('transformers')}.",
+        f"No dropout; at most {LENGTH} word pieces, padded.",
+    )
+    splits = load(data, request.folder, verify=request.verify)
+    return classifier(
+        replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
+        seeded(partial(_model, shape, tensors, len(words))),
+        encode=partial(_encode, words),
+        forward=_logits,
+        limit=request.limit,
+        chunk=256,
+        notes=notes,
+    )
+
+
+def _encode(words: tuple[str, ...], texts: Any) -> Tensor:
+    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
+    tokenizer.enable_truncation(LENGTH)
+    tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
+    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in texts])
+    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found])
+
+
+def _logits(model: nn.Module, x: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits
+    return logits
+
+
+def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+    import transformers
+
+    bert: Any = transformers  # its types are too narrow
+    # Without dropout an example's gradient depends only on the weights, and resumed runs are bit-identical.
+    config = bert.BertConfig(
+        vocab_size=words,
+        num_hidden_layers=_LAYERS,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=2,
+        **shape,
+    )
+    model: nn.Module = bert.BertForSequenceClassification(config)
+    if tensors:
+        model.get_submodule("bert").load_state_dict(tensors, strict=False)
+    return model
+
+
+def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str, Tensor], str]:
+    """The shape and the first layers of a BERT, and their origin."""
+    from safetensors.torch import load_file
+
+    folder, name = _find_weights(asked)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    needed = {key: config.get(key) for key in (*_TINY, "num_hidden_layers", "vocab_size")}
+    whole = all(isinstance(value, int) for value in needed.values())
+    if not whole or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
+        raise InputError(
+            f"{folder / 'config.json'} with {', '.join(f'{key} {value}' for key, value in needed.items())}",
+            expected=f"a BERT of at least {_LAYERS} layers and {words:,} words",
+            remedy="Use an uncased BERT.",
+        )
+    shape = {key: config[key] for key in _TINY}
+    given = {key.removeprefix("bert."): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
+    own = _model(shape, {}, words).get_submodule("bert").state_dict()
+    tensors = {key: tensor.float() for key, tensor in given.items() if key in own}
+    absent = sorted(key for key in own if key not in tensors and not key.startswith("pooler."))
+    if absent or any(tensor.shape != own[key].shape for key, tensor in tensors.items()):
+        raise InputError(
+            f"{folder / 'model.safetensors'} without {', '.join(absent[:3]) or 'tensors of the shape in config.json'}",
+            expected="the weights of a BERT",
+            remedy="Save the model with save_pretrained().",
+        )
+    pooler = "" if any(key.startswith("pooler.") for key in tensors) else ", its pooler random"
+    return shape, tensors, f"{name}, the first {_LAYERS} of {config['num_hidden_layers']} layers{pooler}"
+
+
+def settled(asked: str) -> str:
+    """``asked`` independently of the current folder: a folder by its full path, a model by its name."""
+    return str(Path(asked).resolve()) if Path(asked).is_dir() or not _HUB.fullmatch(asked) else asked
+
+
+def _find_weights(asked: str | Path) -> tuple[Path, str]:
+    """A folder with ``config.json`` and ``model.safetensors``, and its name in reports.
+
+    ``asked`` is the folder itself, or ``"owner/name"`` or ``"owner/name@revision"`` of a model on the hub. A model that
+    was downloaded before is found without a network.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached; or a file is missing.
+    """
+    folder, name = Path(asked), Path(asked).name
+    if not folder.is_dir():
+        found = _HUB.fullmatch(asked) if isinstance(asked, str) else None
+        if found is None:
+            raise InputError(
+                f"--weights {asked}, which is not a folder",
+                expected="a folder with config.json and model.safetensors, or owner/name of a model on the hub",
+                remedy="Check the path, or leave it out for random weights.",
+            )
+        folder = _download(found["repo"], found["revision"])
+        name = f"{found['repo']} at {folder.name[:_SHOWN]} of the Hugging Face hub"
+    for file in _FILES:
+        if not (folder / file).is_file():
+            raise InputError(
+                f"{folder} without {file}",
+                expected="config.json and model.safetensors of a BERT",
+                remedy="Save the model with save_pretrained(); pickled weights are never loaded.",
+            )
+    return folder, name
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    """Download to the cache of the hub, where a folder is named after its commit."""
+    from huggingface_hub import snapshot_download  # transformers, which builds the model, depends on it
+
+    try:
+        # Only public models: no token of the user is sent.
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_FILES), token=False))
+    except Exception as error:  # of the hub, of HTTP or of the system
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"--weights {repo}: not a folder, and the hub did not provide it ({why[:200]})",
+            expected="a public model and a connection to the hub, or a folder",
+            remedy="Check the name and the network, or download both files by hand into a folder.",
+        ) from error

@@ -1,0 +1,290 @@
+"""The page of claims: every verdict from records whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from study.study_records import end, epoch, path_of, start, write_config, write_job, write_lines
+from typer.testing import CliRunner
+
+from ordain.study import cli
+from ordain.study.claims import pays, reasons
+from ordain.study.claims.claims_page import CLAIMS, write_claims
+from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
+from ordain.study.claims.training_claims import PAPER_TASKS, TABLES
+from ordain.study.report.views import TRAIN
+from ordain.study.vectors import run_study
+
+SHIFTS = [0.0, 0.03, -0.02, 0.01, -0.01]  # of a seed, shared by all orders
+
+
+def write(folder: Path, name: str, finals: dict[str, float], *, seeds: int = 5, noise: float = 0.001) -> Path:
+    """A run of four epochs at one rate, each order ending near a value; noise of its own decides what can be told."""
+    write_config(folder / name, task=name if name != "granularity" else "mnist")
+    for arm, final in finals.items():
+        for seed in range(seeds):
+            own = noise * float(np.random.default_rng((seed, *arm.encode())).standard_normal())
+            losses = [2.3, *(final + SHIFTS[seed] + own + step for step in (0.9, 0.4, 0.1, 0.0))]
+            write_job(folder / name, arm, 0.1, seed, losses)
+    return folder
+
+
+def verdicts(folder: Path, *titles: str) -> dict[str, str]:
+    """On the claims of these titles, or on all."""
+    evidence = Evidence(folder)
+    return {claim.title: claim.find(evidence).verdict for claim in CLAIMS if claim.title in titles or not titles}
+
+
+def found(folder: Path, title: str) -> tuple[str, str]:
+    """The verdict on a claim and all that was measured."""
+    [finding] = [claim.find(Evidence(folder)) for claim in CLAIMS if claim.title == title]
+    return finding.verdict, " ".join(finding.measured)
+
+
+FASTER = "GraB trains faster: logistic regression on MNIST"
+VALIDATES = "GraB validates better: logistic regression on MNIST"
+ONE_STEP, RETRAIN = "1-step GraB fails", "Retrain from GraB works on convex tasks only"
+ONCE, FLIPFLOP = "Shuffle once is the worst", "FlipFlop is like RR"
+FINER, TUNING = "Finer units order better", "No tuning beyond RR's"
+GREEDY = "Greedy is comparable in epochs, at over 100 times the memory"
+
+
+@pytest.mark.parametrize(
+    ("grab", "noise", "seeds", "said"),
+    [
+        (0.45, 0.001, 5, HOLDS),
+        (0.55, 0.001, 5, FAILS),
+        (0.499, 0.05, 5, OPEN),
+        (0.45, 0.001, 4, OPEN),  # as clear, but fewer than five seeds
+        (0.5, 0.0, 5, OPEN),
+    ],
+)
+def test_faster(grab: float, noise: float, seeds: int, said: str, tmp_path: Path) -> None:
+    write(tmp_path, "mnist", {"rr": 0.5, "grab": grab}, seeds=seeds, noise=noise)
+    assert verdicts(tmp_path, FASTER)[FASTER] == verdicts(tmp_path, VALIDATES)[VALIDATES] == said
+    verdict, measured = found(tmp_path, FASTER)
+    assert verdict == said
+    assert f"{seeds} seeds" in measured
+    reached = "is not reached" if grab == 0.55 else "is reached after 4"
+    assert noise != 0.001 or f"reached by RR after 4 epochs, {reached}" in measured
+
+
+def test_the_last_epochs_are_told_beside(tmp_path: Path) -> None:
+    """RR jumps, and ends below GraB by chance: over its last five epochs it is 0.42 against 0.4."""
+    write_config(tmp_path / "mnist")
+    for seed in range(5):
+        shift = 0.001 * seed
+        write_job(tmp_path / "mnist", "rr", 0.1, seed, [2.0, 1.0, 0.39, 0.46, 0.46, 0.4, 0.39 + shift])
+        write_job(tmp_path / "mnist", "grab", 0.1, seed, [2.0, 1.0, 0.4, 0.4, 0.4, 0.4, 0.4])
+    verdict, measured = found(tmp_path, FASTER)
+    assert verdict == FAILS
+    assert "Mean over the last 5 epochs: 4.9 % lower than RR's" in measured
+
+
+def test_overfitting_later_is_not_validating_better(tmp_path: Path) -> None:
+    """RR ends far above GraB in validation, after an epoch in which it was as low: one would keep that one."""
+    write_config(tmp_path / "mnist")
+    for seed in range(5):
+        shift = 0.001 * seed
+        write_job(tmp_path / "mnist", "rr", 0.1, seed, [2.0, 0.5, 0.4 + shift, 0.8 + shift])
+        write_job(tmp_path / "mnist", "grab", 0.1, seed, [2.0, 0.5, 0.4 + 0.001 * (4 - seed), 0.6])
+    verdict, measured = found(tmp_path, VALIDATES)
+    assert verdict == OPEN
+    assert "25 %" in measured  # told all the same
+    assert "The lowest validation loss of an epoch" in measured
+
+
+def test_a_claim_on_all_tasks_needs_them_all(tmp_path: Path) -> None:
+    tasks = ("mnist", "cifar10", "wikitext2", "sst2")
+    for task in tasks:
+        assert verdicts(write(tmp_path, task, {"rr": 0.5, "grab": 0.4, "so": 0.6}), TUNING)[TUNING] == (
+            HOLDS if task == tasks[-1] else OPEN
+        )
+    assert verdicts(tmp_path, ONCE)[ONCE] == HOLDS
+    assert "sst2: not run." not in found(tmp_path, ONCE)[1]
+    write(tmp_path, "qnli", {"rr": 0.5, "grab": 0.6, "so": 0.4})
+    assert (verdicts(tmp_path, TUNING)[TUNING], verdicts(tmp_path, ONCE)[ONCE]) == (FAILS, FAILS)
+
+
+def test_alike_is_more_than_no_difference_found(tmp_path: Path) -> None:
+    tasks = ("mnist", "cifar10", "wikitext2", "sst2")
+    for task in tasks:
+        write(tmp_path, task, {"rr": 0.5, "flipflop": 0.5}, noise=0.0005)
+    assert verdicts(tmp_path, FLIPFLOP)[FLIPFLOP] == HOLDS
+    write(tmp_path, "sst2", {"rr": 0.5, "flipflop": 0.5}, noise=0.05)  # nothing found, and nothing ruled out
+    assert verdicts(tmp_path, FLIPFLOP)[FLIPFLOP] == OPEN
+    write(tmp_path, "sst2", {"rr": 0.5, "flipflop": 0.497}, noise=0.0001)  # small, and clear
+    assert verdicts(tmp_path, FLIPFLOP)[FLIPFLOP] == FAILS
+
+
+@pytest.mark.parametrize(
+    ("mnist", "cifar10", "one_step", "retrain"),
+    [
+        ((0.5, 0.4), (0.6, 0.5), HOLDS, HOLDS),
+        ((0.4, 0.4), (0.6, 0.4), OPEN, OPEN),
+        ((0.35, 0.6), (0.5, 0.5), FAILS, FAILS),
+    ],
+)
+def test_fixed_orders(
+    mnist: tuple[float, float], cifar10: tuple[float, float], one_step: str, retrain: str, tmp_path: Path
+) -> None:
+    """(1-step, retrain) on each task; RR ends at 0.5 and GraB at 0.4."""
+    for task, (once, again) in (("mnist", mnist), ("cifar10", cifar10)):
+        write(tmp_path, task, {"rr": 0.5, "grab": 0.4, "grab-1step": once, "retrain": again})
+    assert (verdicts(tmp_path, ONE_STEP)[ONE_STEP], verdicts(tmp_path, RETRAIN)[RETRAIN]) == (one_step, retrain)
+
+
+@pytest.mark.parametrize(("fine", "said"), [(0.4, HOLDS), (0.45, OPEN), (0.5, FAILS)])
+def test_units(fine: float, said: str, tmp_path: Path) -> None:
+    write(tmp_path, "granularity", {"rr@1": 0.5, "rr@64": 0.5, "grab@1": fine, "grab@64": 0.45})
+    assert verdicts(tmp_path, FINER)[FINER] == said
+    assert "against 64's 0.45" in found(tmp_path, FINER)[1]
+
+
+@pytest.mark.parametrize(
+    ("greedy", "times", "said"), [(0.4, 200, HOLDS), (0.4, 99, FAILS), (0.3, 200, FAILS), (0.5, 200, OPEN)]
+)
+def test_greedy(greedy: float, times: int, said: str, tmp_path: Path) -> None:
+    name = "mnist-units-of-64"
+    write(tmp_path, name, {"rr": 0.5, "grab": 0.4, "greedy": greedy})
+    for seed in range(5):
+        path = path_of(tmp_path / name, "greedy", 0.1, seed)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(path, [line | ({"order_bytes": 8 * times} if "order_bytes" in line else {}) for line in lines])
+    assert verdicts(tmp_path, GREEDY)[GREEDY] == said
+    assert f"{times} times" in found(tmp_path, GREEDY)[1]
+
+
+def test_what_was_not_run_cannot_be_told(tmp_path: Path) -> None:
+    write(tmp_path, "digits", {"rr": 0.5, "grab": 0.4})
+    said = verdicts(tmp_path)
+    known = said.pop("Greedy runs out of memory on the larger tasks")  # from n and d alone
+    assert known == HOLDS
+    assert set(said.values()) == {OPEN}
+    assert "Not run." in found(tmp_path, FASTER)[1]
+
+
+def test_vector_studies(tmp_path: Path) -> None:
+    for name in ("toy-herding", "statement1", "balancing"):
+        run_study(name, tmp_path / name, report=lambda done, total: None, quick=True)
+    said = verdicts(tmp_path)
+    assert said["Balancing and reordering shortens prefix sums (Figure 1b)"] == HOLDS
+    assert said["Greedy can be far worse than random (Statement 1)"] == OPEN  # Algorithm 1 as printed is not
+    assert said["Algorithm 5 is like Algorithm 6 after ten rounds"] == FAILS
+    assert said["The rates' exponents"] == OPEN
+
+
+def gain_of(tmp_path: Path, ours: list[float], theirs: list[float], **more: Any) -> pays.Gain:
+    """GraB's training losses after each epoch against RR's, over two seeds."""
+    write_config(tmp_path / "mnist")
+    for arm, losses in (("rr", theirs), ("grab", ours)):
+        for seed in range(2):
+            cost = 3.0 if arm == "grab" else 2.0
+            lines = [epoch(at, loss, **({"cpu_seconds": cost * (at > 0)} | more)) for at, loss in enumerate(losses)]
+            write_lines(
+                path_of(tmp_path / "mnist", arm, 0.1, seed), [start(arm, 0.1, seed), *lines, end(len(losses) - 1)]
+            )
+    [gain] = pays.gains(Evidence(tmp_path), ["mnist", "absent"])
+    return gain
+
+
+def test_gains_in_epochs_and_seconds(tmp_path: Path) -> None:
+    """RR is at its lowest after four epochs and GraB there after two, each half as long again."""
+    gain = gain_of(tmp_path, [2.0, 0.5, 0.2, 0.2, 0.19], [2.0, 0.8, 0.5, 0.3, 0.2])
+    assert (gain.epochs, gain.best, gain.rate) == ((2.0, 2.0), True, 0.1)
+    assert gain.seconds == pytest.approx([8 / 6] * 2)
+    assert gain.relative == pytest.approx(-0.05)
+
+
+def test_gains_that_are_none(tmp_path: Path) -> None:
+    never = gain_of(tmp_path / "a", [2.0, 0.5, 0.4], [2.0, 0.5, 0.2])
+    assert (never.epochs, never.seconds) == ((0.0, 0.0), (0.0, 0.0))
+    near = gain_of(tmp_path / "b", [2.0, 0.5, 0.2001], [2.0, 0.5, 0.2])  # within a thousandth
+    assert near.epochs == (1.0, 1.0)
+    untimed = gain_of(tmp_path / "c", [2.0, 0.5, 0.2], [2.0, 0.5, 0.2], cpu_seconds=None)
+    assert (untimed.epochs, untimed.seconds) == ((1.0, 1.0), ())
+
+
+def test_reasons(tmp_path: Path) -> None:
+    """The trend of a loss that falls evenly is left by nothing; that of one that jumps by half its jumps."""
+    for arm, jump in (("rr", 0.1), ("grab", 0.0)):
+        losses = [2.0, *(1.0 + jump * (-1) ** at for at in range(6))]
+        for lr in (0.1, 0.01):
+            for seed in range(5):
+                write_job(tmp_path / "mnist", arm, lr, seed, losses)
+    write_config(tmp_path / "mnist")
+    evidence = Evidence(tmp_path)
+    rate, wander = reasons.reasons(evidence, ["mnist"], pays.gains(evidence, ["mnist"]))
+    assert "0.01: 11 % higher (significant); 0.1 (RR's best): 11 % higher (significant)" in rate  # 1 against 0.9
+    assert "by 0.00 % under GraB and 10.00 % under RR" in wander
+    assert "lowest of RR's epochs is 10 % lower than the lowest of GraB's" in wander
+
+
+def test_the_page(tmp_path: Path) -> None:
+    write(tmp_path, "mnist", {"rr": 0.5, "grab": 0.4, "so": 0.6})
+    evil = "ordain run <script>alert(1)</script>"
+    config = json.loads((tmp_path / "mnist" / "config.json").read_text())
+    (tmp_path / "mnist" / "config.json").write_text(json.dumps(config | {"command": evil}))
+    (tmp_path / "note.md").write_text("All of it was run on a Tuesday.\n")
+    (tmp_path / "mnist" / "note.md").write_text("Of the [first](a.png) thousand images.\n")
+    result = CliRunner().invoke(cli.app, ["claims", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert f"- {FASTER}: {HOLDS}" in result.output
+    text, page = ((tmp_path / name).read_text() for name in ("README.md", "index.html"))
+    for told in ("on a Tuesday", "thousand images", "REDUCED to 900 of 54,000", FASTER):
+        assert told in text
+        assert told in page
+    assert "[first](a.png) thousand" in text
+    assert "first thousand" in page
+    assert "<script>" not in page
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    counts = {line.replace(r"\|", "").count("|") for line in rows if "**" in line}
+    assert counts == {6}  # five cells, whatever was measured
+    assert (tmp_path / "when-it-pays.png").read_bytes().startswith(b"\x89PNG")
+    before = text
+    write_claims(tmp_path)
+    assert (tmp_path / "README.md").read_text() == before  # the same records, the same page
+
+
+def test_no_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["claims", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no run" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_says_what_the_records_say() -> None:
+    root = Path(__file__).parents[2]
+    told = " ".join((root / "README.md").read_text().split())
+    evidence = Evidence(root / "results")
+    at = {gain.rate: gain for gain in pays.gains(evidence, ["mnist"]) if gain.arm == "grab"}
+    large, best = at[0.1], at[0.01]
+    assert best.best
+    middle = {rate: float(np.median(gain.epochs)) for rate, gain in at.items()}
+    assert f"GraB needs {middle[0.1]:.1f} times fewer epochs and ends {-100 * large.relative:.0f} % lower" in told
+    assert f"{middle[0.01]:.1f} times fewer and {-100 * best.relative:.1f} % lower (p = {best.loss.p:.2g}" in told
+    tuned = evidence.tuned("mnist")
+    assert tuned is not None
+    assert tuned.shown["grab"].rate == 0.01  # the best rate of both
+    others = [gain for gain in pays.gains(evidence, ["cifar10", "wikitext2", "covtype", "qnli"]) if gain.arm == "grab"]
+    at_best = {gain.run: gain for gain in others if gain.best}
+    cifar, words, qnli, covtype = (at_best[run] for run in ("cifar10", "wikitext2", "qnli", "covtype"))
+    large, larger = (gain for gain in others if gain.run in ("cifar10", "qnli") and not gain.best)
+    assert f"CIFAR-10 ends {-100 * cifar.relative:.0f} % lower (p = {cifar.loss.p:.2g}; at ten times" in told
+    assert f"where all overfit, {100 * large.relative:.0f} % higher, p = {large.loss.p:.2g})" in told
+    assert f"the one rate tried, {-100 * words.relative:.1f} % lower (p = {words.loss.p:.2g}; corrected" in told
+    view = evidence.at_rr("wikitext2")
+    assert view is not None
+    assert f"for the number of orders {view.comparisons(TRAIN)['grab'].holm:.2g})" in told
+    assert f"on QNLI ends {100 * qnli.relative:.1f} % higher (p = {qnli.loss.p:.2g}; at three times" in told
+    assert f"the rate {100 * larger.relative:.0f} %, p = {larger.loss.p:.2g})" in told
+    assert f"Covertype {-100 * covtype.relative:.1f} % lower (p = {covtype.loss.p:.2g})" in told
+    every = [gain for gain in pays.gains(evidence, [*PAPER_TASKS, *TABLES]) if gain.best and gain.arm == "grab"]
+    assert all(np.median(gain.seconds) < 1.0 for gain in every if gain.seconds)
+    assert {gain.run for gain in every if gain.relative > 0} == {"sst2", "qnli"}
+    assert "the lowest validation loss is clearly better on none of the paper's tasks" in told
+    assert {claim.find(evidence).verdict for claim in CLAIMS if "validates" in claim.title} == {OPEN}

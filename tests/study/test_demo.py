@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from ordain.errors import InputError
+from ordain.orders import ORDERS
+from ordain.study import cli, demo
+from ordain.study.report import training_figures
+from ordain.study.runs.records import Run, read_run, select
+
+ARMS = (*ORDERS, "retrain")
+TINY = demo.demo_config(seeds=2, epochs=2, limit=120)
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "made" / "here"
+    with pytest.MonkeyPatch.context() as patch:  # the report's own tests paint its figures
+        patch.setattr(training_figures, "png", lambda figure, dpi: b"png")
+        patch.setattr(training_figures, "svg", lambda figure: SVG)
+        demo.write_demo(out, TINY, command="ordain demo <b>", quick=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Run:
+    return read_run(folder / "digits")
+
+
+def test_folder_holds_what_it_should(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    assert {"index.html", "report.md", "summary.png", "prefix.svg", "digits", "toy-herding"} <= names
+    assert imread(folder / "summary.png").shape[:2] == (450, 1200)
+    assert imread(folder / "summary.png").std() > 0
+
+
+def test_every_arm_has_run(trained: Run) -> None:
+    assert list(trained.arms) == list(ARMS)
+    for name in ARMS:
+        jobs = select(trained.jobs, name)
+        assert list(jobs.index) == [(demo.RATE, 0), (demo.RATE, 1)]
+        assert list(jobs.state) == ["done"] * 2
+        assert list(select(trained.epochs, name).index.get_level_values("epoch")) == [0, 1, 2] * 2
+
+
+def test_runs_of_a_seed_share_weights_and_first_epoch(trained: Run) -> None:
+    for seed in (0, 1):
+        losses = {name: select(trained.epochs, name, demo.RATE).train_loss[seed].tolist() for name in trained.arms}
+        assert len({loss[0] for loss in losses.values()}) == 1
+        permutations = [name for name, recipe in ORDERS.items() if recipe.is_permutation]
+        assert len({losses[name][1] for name in permutations}) == 1
+        assert len({losses[name][2] for name in permutations}) > 2
+
+
+def test_page_needs_nothing_else_and_says_what_it_is(folder: Path, trained: Run) -> None:
+    page = (folder / "index.html").read_text()
+    assert not re.search(r"https?://|file:|<script|<link|@import", page)
+    assert set(re.findall(r'(?:src|href)="([^:]*:[^;]*);', page)) == {"data:image/svg+xml"}
+    assert all(arm.label in page for arm in trained.arms.values())
+    assert "an illustration, not a ranking" in page
+    assert "which they differ" not in page
+    ends = {name: select(trained.jobs, name).train_loss.tolist() for name in trained.arms}
+    means = [statistics.mean(losses) for losses in ends.values()]
+    assert f"deviation of {statistics.stdev(ends['rr']):.2g} over seeds" in page
+    assert f"within {max(means) - min(means):.2g} of each other" in page
+    assert "All at one rate, 0.3" in page
+    assert "small prefix sums" in page
+    assert "ordain demo &lt;b&gt;" in page
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_figures, "png", lambda figure, dpi: b"png")
+    monkeypatch.setattr(training_figures, "svg", lambda figure: SVG)
+    monkeypatch.setattr(demo, "demo_config", lambda *, seeds, epochs: config(seeds=seeds, epochs=epochs, limit=80))
+    monkeypatch.setattr(demo, "write_demo", lambda *args, **more: write(*args, **more, quick=True))
+    config, write = DEMO
+    (tmp_path / "index.html").write_text("old")
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "config.json").write_text(json.dumps({"of": "an earlier demo"}))
+    threads = torch.get_num_threads()
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1"])
+    assert result.exit_code == 0, result.stderr
+    assert "<!doctype html>" in (tmp_path / "index.html").read_text()
+    assert all(recipe.label.split()[-1] in result.stdout for recipe in ORDERS.values())
+    assert "learning rate 0.3, 1 epoch, 1 seed\n" in re.sub(" +\n", "\n", result.stdout)
+    assert "illustration" in result.stdout
+    assert read_run(tmp_path / "digits").header.command.endswith("--seeds 1 --epochs 1")
+    assert torch.get_num_threads() == threads
+
+
+DEMO = demo.demo_config, demo.write_demo
+
+
+def test_what_is_no_demos_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="another --out"):
+        demo.write_demo(tmp_path, TINY)
+    assert (tmp_path / "digits" / "thesis.txt").exists()
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("ordain: ")
