@@ -131,7 +131,7 @@ HEADERS = [
 def test_headers_of_arrays(header: str, tmp_path: Path) -> None:
     path = tmp_path / "z.npy"
     path.write_bytes(npy(header))
-    with pytest.raises(InputError, match="no whole"):
+    with pytest.raises(InputError, match="not a complete"):
         read_vectors(path)
 
 
