@@ -379,7 +379,7 @@ def test_a_halted_job_bends_no_curve(tmp_path: Path) -> None:
     for name in ("whole", "halted"):
         axes = Figure().subplots()
         run = read_run(tmp_path / name)
-        draw_curves(axes, views(run)[0], styles(run), column="train_loss", seconds=True)
+        draw_curves(axes, views(run)[0], styles(run), TRAIN, seconds=True)
         ends.append(axes.lines[0].get_xdata().tolist())  # type: ignore[union-attr]
     assert ends[0] == ends[1]
     assert ends[0] == [2.5, 5.0]

@@ -136,7 +136,7 @@ def _summary(trained: Run, curves: Mapping[str, Curve]) -> Figure:
     view = views(trained)[0]
     looks = {name: style(position) for position, name in enumerate(_README)}
     few = replace(view, entries={name: view.entries[name] for name in _README})
-    draw_curves(left, few, looks, column=TRAIN.column)
+    draw_curves(left, few, looks, TRAIN)
     left.set_ylabel("train loss (cross-entropy, nats)")
     left.set_title("Logistic regression on digits: train loss")
     left.legend(**LEGEND)

@@ -46,7 +46,7 @@ def tasks() -> None:
         )
     show(
         table,
-        "Examples: without QNLI's train file (its dev file is split instead) and without w8a.t (a tenth of the train "
+        "Examples: without the train file of QNLI (its dev file is split) and without w8a.t (a tenth of the train "
         "file is the test set instead). With these files, qnli and w8a have more training examples.",
         "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
         f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",

@@ -41,42 +41,25 @@ def styles(run: Run) -> dict[str, Style]:
 
 
 def curve_figure(
-    view: View,
-    looks: Mapping[str, Style],
-    *,
-    title: str,
-    ylabel: str,
-    column: str,
-    scale: float = 1.0,
-    seconds: bool = False,
-    log: bool = True,
+    view: View, looks: Mapping[str, Style], metric: Metric, *, title: str, seconds: bool = False
 ) -> Figure | None:
     """One line per arm, starting after the first epoch; None if nothing was recorded."""
     with rc_context(FONTS):
         figure = Figure(layout="constrained")
         axes = figure.subplots()
-        drawn = draw_curves(axes, view, looks, column=column, scale=scale, seconds=seconds, log=log)
+        drawn = draw_curves(axes, view, looks, metric, seconds=seconds)
         if not drawn:
             return None
         figure.set_size_inches(WIDTH, _height(drawn))
         axes.set_title(title)
-        axes.set_ylabel(ylabel)
+        axes.set_ylabel(metric.title)
         legend_below(figure, axes)
     return figure
 
 
-def draw_curves(
-    axes: Axes,
-    view: View,
-    looks: Mapping[str, Style],
-    *,
-    column: str,
-    scale: float = 1.0,
-    seconds: bool = False,
-    log: bool = True,
-) -> int:
+def draw_curves(axes: Axes, view: View, looks: Mapping[str, Style], metric: Metric, *, seconds: bool = False) -> int:
     """Draw mean and standard deviation of each arm against epochs or time; returns the number of arms drawn."""
-    found = {name: scale * by_epoch(entry, column).dropna() for name, entry in view.shown.items()}
+    found = {name: metric.scale * by_epoch(entry, metric.column).dropna() for name, entry in view.shown.items()}
     series = {name: values for name, values in found.items() if len(values)}
     # Time up to each epoch.
     times = {name: by_epoch(view.entries[name], "training_seconds").median(axis=1).cumsum() for name in series}
@@ -84,7 +67,7 @@ def draw_curves(
     for name, values in series.items():
         at = times[name][values.index] / size if seconds else values.index
         _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name], len(series) <= _MOST_BANDS)
-    if log and series:
+    if metric.lower_is_better and series:
         _log_if_wide(axes, [values.mean(axis=1) for values in series.values()])
     axes.set_xlabel(f"{unit} of training, without evaluation" if seconds else "epochs")
     if seconds:

@@ -61,7 +61,7 @@ def _figure(view: View) -> Figure | None:
         rows = figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0]
         for axes, (base, entries) in zip(rows, panels.items(), strict=True):
             drawn = {name: looks[_kind(entry.arm)] for name, entry in entries.items()}
-            draw_curves(axes, replace(view, entries=entries), drawn, column=TRAIN.column)
+            draw_curves(axes, replace(view, entries=entries), drawn, TRAIN)
             axes.set_title(plain(shown[base].arm.label if base in shown else base))
             axes.set_ylabel(TRAIN.title)
             axes.label_outer()

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ordain.study.report.arm_rows import rows
 from ordain.study.report.bars import difference_figure, goal_figure, memory_figure, time_figure
 from ordain.study.report.curves import curve_figure, rate_figure, styles
-from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, View, metrics
+from ordain.study.report.views import ACCURACY, HERDING, STALENESS, TRAIN, VALID, VALID_ACCURACY, View, metrics
 from ordain.study.runs.records import Run
 from ordain.study.style import Style, png, svg
 
@@ -74,20 +74,10 @@ def _of_view(run: Run, view: View, looks: dict[str, Style]) -> Iterator[Named]:
     for metric in (TRAIN, VALID, ACCURACY if ACCURACY in metrics(run) else VALID_ACCURACY):
         for seconds in (False, True):
             what, against = metric.title.capitalize(), "time" if seconds else "epochs"
-            figure = curve_figure(
-                view,
-                looks,
-                title=f"{what.partition(',')[0]} against {against}",
-                ylabel=metric.title,
-                column=metric.column,
-                scale=metric.scale,
-                seconds=seconds,
-                log=metric.lower_is_better,
-            )
+            title = f"{what.partition(',')[0]} against {against}"
+            figure = curve_figure(view, looks, metric, title=title, seconds=seconds)
             yield f"{view.name}-{metric.name}-{against}", f"{what} against {against}", figure
-    title, label = "Herding objective per epoch", "largest prefix sum (Eq. 3)"
-    herding = curve_figure(view, looks, title=title, ylabel=label, column="herding")
+    herding = curve_figure(view, looks, HERDING, title="Herding objective per epoch")
     yield f"{view.name}-herding", "Herding objective against epochs", herding
-    title, label = "Staleness of gradients", "cosine similarity with the previous epoch"
-    stale = curve_figure(view, looks, title=title, ylabel=label, column="stale_fresh", log=False)
-    yield f"{view.name}-stale-fresh", "Cosine similarity of gradients in consecutive epochs", stale
+    staleness = curve_figure(view, looks, STALENESS, title="Staleness of gradients")
+    yield f"{view.name}-stale-fresh", "Cosine similarity of gradients in consecutive epochs", staleness

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ordain.study.report.number_text import counted
-from ordain.study.report.statistics import Comparison, compare, corrected
+from ordain.study.report.statistics import Comparison, compare, corrected, number_or_none
 from ordain.study.runs.arms import baseline_of, is_baseline
+from ordain.study.runs.job import best_rate
 from ordain.study.runs.record_lines import DONE
 from ordain.study.runs.records import Arm, Run, select
 
@@ -31,6 +32,8 @@ TRAIN = Metric("train-loss", "training loss", "train_loss")
 VALID = Metric("valid-loss", "validation loss", "valid_loss")
 TEST = Metric("test-loss", "test loss", "test_loss")
 ACCURACY = Metric("test-accuracy", "test accuracy, %", "test_accuracy", lower_is_better=False, scale=100)
+HERDING = Metric("herding", "largest prefix sum (Eq. 3)", "herding")
+STALENESS = Metric("stale-fresh", "cosine similarity with the previous epoch", "stale_fresh", lower_is_better=False)
 VALID_ACCURACY = Metric("valid-accuracy", "validation accuracy, %", "valid_accuracy", lower_is_better=False, scale=100)
 
 
@@ -116,7 +119,7 @@ def metrics(run: Run) -> list[Metric]:
 
 def views(run: Run) -> list[View]:
     """The views "own" and "rr", or only one of them if they are the same."""
-    rates = {name: best_rate(run, arm) for name, arm in run.arms.items()}
+    rates = {name: _best_rate(run, arm) for name, arm in run.arms.items()}
     own = View("own", "each at its own best rate", _entries(run, rates))
     baselines = {name: baseline_of(name, run.arms) for name in run.arms}
     shared = {name: rates[baseline] if baseline else None for name, baseline in baselines.items()}
@@ -140,7 +143,7 @@ def at_rate(run: Run, rate: float) -> View:
     return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate)))
 
 
-def best_rate(run: Run, arm: Arm) -> float | None:
+def _best_rate(run: Run, arm: Arm) -> float | None:
     """The rate with the lowest mean validation loss after the last epoch; ties go to the larger rate.
 
     Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss.
@@ -148,11 +151,8 @@ def best_rate(run: Run, arm: Arm) -> float | None:
     jobs = select(run.jobs, arm.name)
     lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
     done = jobs[_finished(run, jobs)].drop(lost, level="lr")
-    losses = done.valid_loss.groupby("lr", sort=False).agg(lambda of: of.mean(skipna=False))
-    if len(losses) == 1:
-        return float(losses.index[0])
-    tuned = [(loss, -rate) for rate, loss in losses.dropna().items()]
-    return float(-min(tuned)[1]) if tuned else None
+    losses = {lr: [number_or_none(loss) for loss in of] for lr, of in done.valid_loss.groupby("lr")}
+    return next(iter(losses)) if len(losses) == 1 else best_rate(losses)
 
 
 def problems(run: Run) -> list[Problem]:

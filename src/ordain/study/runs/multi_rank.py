@@ -24,20 +24,12 @@ PATIENCE = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Rank, world size, and the file store used for rendezvous."""
+class Ranks:
+    """The rank of this process in its job, and the file store that the ranks use for rendezvous."""
 
     rank: int = 0
     size: int = 1
     store: Path | None = None
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The rank of this process in its job."""
-
-    rank: int = 0
-    size: int = 1
 
     def hear(self, *numbers: float) -> list[float]:
         """Broadcast numbers from rank 0; other ranks pass placeholders of the same length."""
@@ -74,22 +66,22 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(place: Place) -> Iterator[Ranks]:
+def joined(ranks: Ranks) -> Iterator[None]:
     """Join the job's process group (gloo on the loopback interface)."""
-    if place.store is None:
-        yield ALONE
+    if ranks.store is None:
+        yield
         return
     loops = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loops:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loops[0])
     dist.init_process_group(
         "gloo",
-        init_method=place.store.absolute().as_uri(),
-        rank=place.rank,
-        world_size=place.size,
+        init_method=ranks.store.absolute().as_uri(),
+        rank=ranks.rank,
+        world_size=ranks.size,
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        yield Ranks(place.rank, place.size)
+        yield
     finally:
         dist.destroy_process_group()

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ordain.study.runs.arms import parse
 from ordain.study.runs.job import Job
-from ordain.study.runs.multi_rank import Place, joined
+from ordain.study.runs.multi_rank import Ranks, joined
 from ordain.study.runs.train_job import Setting
 from ordain.study.runs.worker import Worker, limited_threads, load_problem
 from ordain.study.tasks import Problem
@@ -84,8 +84,8 @@ class Team:
         context = multiprocessing.get_context("spawn")
         for rank in range(size):
             ours, theirs = context.Pipe()
-            place = Place(rank, size, store)
-            process = context.Process(target=_serve, args=(theirs, setting, place), daemon=True)
+            ranks = Ranks(rank, size, store)
+            process = context.Process(target=_serve, args=(theirs, setting, ranks), daemon=True)
             process.start()
             theirs.close()
             self._processes[ours] = process
@@ -170,12 +170,12 @@ def _is_cause(found: tuple[Connection, str]) -> bool:
     return not any(word in found[1] for word in ("RanksError", "DistBackendError", "Connection closed", "gloo"))
 
 
-def _serve(connection: Connection, setting: Setting, place: Place) -> None:
+def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
     """Main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker: Worker | None = None
-    with limited_threads(setting.config.threads), joined(place) as ranks:
+    with limited_threads(setting.config.threads), joined(ranks):
         while (job := connection.recv()) is not None:
             if worker is None:
                 try:
