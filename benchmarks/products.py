@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from ordain.kernels.dispatch import add_products
 from torch import Tensor
 
 from benchmarks.timing import interleaved, median_ratio
-from ordain.kernels.dispatch import add_products
 
 SIZES = ((64, 784), (64, 4096), (32, 65_536), (20, 200_000), (128, 1024))
 

@@ -36,12 +36,8 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     They get their jobs, fail and end as those that are spawned, which the test of a true SIGKILL has.
     """
     context = multiprocessing.get_context("forkserver")
-<<<<<<< HEAD:tests/recorded.py
     modules = ["ordain.study.runs.team", "ordain.kernels.linear_layer", "sklearn.datasets", "torch._dynamo"]
     context.set_forkserver_preload(modules)
-=======
-    context.set_forkserver_preload(["ordain.study.runs.team", "sklearn.datasets", "torch._dynamo"])
->>>>>>> data-with-runs:tests/study/recorded.py
     monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.__getitem__)
 
 

@@ -307,7 +307,7 @@ class OuterProduct(ParamGrads):
         if self._steps == 1:
             gram.addcmul_((a @ a.T).add_(1.0 if self.biased else 0.0), b @ b.T)
         else:  # all pairs of steps are [B T, B T] numbers: a few examples' rows of them at a time
-            few = max(1, chunk_numbers() // (self.size * self._steps**2))
+            few = max(1, chunk_numbers() // max(1, self.size * self._steps**2))
             for lo in range(0, self.size, few):
                 rows = slice(lo * self._steps, (lo + few) * self._steps)
                 pairs = (a[rows] @ a.T).mul_(b[rows] @ b.T)

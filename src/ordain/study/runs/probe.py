@@ -34,7 +34,7 @@ def per_example_gradients(problem: Problem, model: nn.Module) -> Tensor:
     for start in range(0, len(problem.train_x), _ROWS):
         rows = slice(start, start + _ROWS)
         problem.loss(problem.forward(watched, problem.train_x[rows]), problem.train_y[rows]).backward()  # type: ignore[no-untyped-call]
-        found += [batch.weighted_sum(torch.eye(batch.size, dtype=batch.dtype)) for batch in source.collect()]
+        found += [batch.rows() for batch, _ in source.collect()]
         watched.zero_grad()
     source.detach()
     return torch.cat(found)
