@@ -1,9 +1,9 @@
 """Orders over the ranks of a data-parallel run: see docs/distributed.md."""
 
-from ordain.distributed.rank_view import Distributed, Mode, TorchDistributed
+from ordain.distributed.rank_view import Distributed, Mode, view_for
 from ordain.distributed.stateful import stateful
-from ordain.orders.coordination import register_provider
+from ordain.orders.view import register_views
 
 __all__ = ["Distributed", "Mode", "stateful"]
 
-register_provider(TorchDistributed())
+register_views(view_for)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ordain.distributed.coordinator import RankCoordinator
 from ordain.distributed.ranks import ProcessRanks, Ranks, agree, heard
 from ordain.distributed.sharding import Positions, Tail, covered, dealt, own, visited
-from ordain.errors import InputError
-from ordain.orders.coordination import Coordinator, Standing
+from ordain.errors import InputError, StepError
+from ordain.orders.view import Coordinator, Standing, View
 
 Mode = Literal["exact", "independent"]
 _MODES = ("exact", "independent")
@@ -54,22 +54,17 @@ class Distributed:
             raise InputError(f"timeout={self.timeout!r}", expected="seconds > 0", remedy="600 is ten minutes.")
 
 
-class RankShare:
-    """A rank's share in an order of ``n`` examples.
-
-    Attributes:
-        rank: this process.
-        ranks: how many there are.
-        identity: what must agree for a saved state to be loaded.
-        each: examples are dealt in blocks of so many.
-    """
+class RankShare(View):
+    """A rank's share in an order of ``n`` examples; they are dealt in blocks of ``each``."""
 
     def __init__(self, n: int, *, ranks: Ranks, options: Distributed) -> None:
-        self.n, self.each = n, 1
+        super().__init__(n)
+        self.each = 1
         self._ranks, self._options = ranks, options
         self.rank, self.ranks = ranks.rank, ranks.size
         self._independent = options.mode == "independent"
-        self.identity = {"rank": self.rank, "ranks": self.ranks} if self._independent else {}
+        if self._independent:
+            self.identity = {"rank": self.rank, "ranks": self.ranks}
 
     @cached_property
     def positions(self) -> Positions:
@@ -80,26 +75,22 @@ class RankShare:
 
     @property
     def length(self) -> int:
-        """How many indices this rank draws in an epoch."""
         return len(self.positions)
 
     @property
-    def sent(self) -> int:
+    def sent(self) -> int:  # type: ignore[override]
         """Bytes that this rank has sent for the order."""
         return self._ranks.sent
 
     def deal_units(self, group: int) -> None:
-        """Deal whole units of so many examples."""
         if not self._independent:
             self.each = group
             self.__dict__.pop("positions", None)
 
     def indices(self, epoch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What this rank visits of an epoch."""
         return visited(epoch, self.positions)
 
     def covered(self, drawn: int) -> int:
-        """How many of the epoch's examples are drawn when every rank has drawn so many."""
         if self._independent:
             return drawn
         if self._options.tail == "uneven" and drawn >= self.length:
@@ -107,11 +98,9 @@ class RankShare:
         return covered(self.n, drawn, ranks=self.ranks, each=self.each)
 
     def own(self, done: int) -> int:
-        """How many of this rank's examples are among the epoch's first ``done``."""
         return self.length if done >= self.n else own(self.positions, done)
 
     def shard(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All examples; of a rank with an order of its own, those that it has for good."""
         if not self._independent:
             return members
         shard = visited(members, dealt(len(members), ranks=self.ranks, rank=self.rank, tail=self._options.tail))
@@ -120,63 +109,75 @@ class RankShare:
         return shard
 
     def agree(self, **facts: Any) -> None:
-        """Raise, on every rank, if ranks were built with different facts."""
         if self.ranks > 1:
             agree(self._ranks, facts | {"mode": self._options.mode, "tail": self._options.tail})
 
     def heard(self) -> AbstractContextManager[None]:
-        """What raises in here raises on the other ranks too."""
         return heard(self._ranks)
 
     def coordinator(self, standing: Standing) -> Coordinator | None:
-        """Coordinates the ranks' steps; None where each has an order of its own."""
         if self._independent:
             return None
         return RankCoordinator(self, self._ranks, standing, group=self._options.group)
 
 
-class TorchDistributed:
-    """Orders over the ranks of torch.distributed."""
+class Unshared(View):
+    """Of an order that was made before the ranks knew of each other, though nobody said that it is not shared out."""
 
-    def view(self, n: int, distributed: Any) -> RankShare | None:
-        """This rank's share, or None where there is only one process.
-
-        Args:
-            n: the number of examples.
-            distributed: ``"auto"`` (a share wherever torch.distributed is initialised), False, a mode, or
-                a :class:`Distributed`.
-        """
-        if distributed is False:
-            return None
-        if distributed == "auto":
-            if not (dist.is_available() and dist.is_initialized()):
-                return None
-            distributed = Distributed()
-        if isinstance(distributed, str):
-            distributed = Distributed(mode=distributed)  # type: ignore[arg-type]
-        if not isinstance(distributed, Distributed):
-            raise InputError(
-                f"distributed={distributed!r}",
-                expected="'auto', False, 'exact', 'independent' or a Distributed(...)",
-                remedy="Leave it out: inside torch.distributed the order is shared out, elsewhere it is not.",
+    def check_draw(self) -> None:
+        if other_ranks():
+            raise StepError(
+                "a draw from an order that was made before init_process_group(), which every rank would visit whole",
+                expected="an order made when the ranks know of each other",
+                remedy="Make the order after init_process_group(); or say distributed=False if each rank shall visit "
+                "all examples.",
             )
-        ranks = distributed.ranks
-        if ranks is None:
-            if not (dist.is_available() and dist.is_initialized()):
-                raise InputError(
-                    f"distributed={distributed.mode!r} without a process group",
-                    expected="torch.distributed to be initialised",
-                    remedy="Start with torchrun and call torch.distributed.init_process_group() first.",
-                )
-            ranks = ProcessRanks(distributed.group, timeout=distributed.timeout)
-        if n < ranks.size and distributed.tail == "drop":
-            raise InputError(
-                f"n={n} examples for {ranks.size} ranks with tail='drop'",
-                expected="at least one example for each rank",
-                remedy="Leave tail= out: then some examples are visited twice.",
-            )
-        return RankShare(n, ranks=ranks, options=distributed)
 
-    def other_ranks(self) -> bool:
-        """Is this one process of several?"""
-        return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+def view_for(n: int, distributed: Any) -> View:
+    """What this process visits of an order of ``n`` examples.
+
+    Args:
+        n: the number of examples.
+        distributed: ``"auto"`` (a share wherever torch.distributed is initialised), False, a mode, or
+            a :class:`Distributed`.
+    """
+    if distributed is False:
+        return View(n)
+    if distributed == "auto":
+        if not _initialized():
+            return Unshared(n)
+        distributed = Distributed()
+    if isinstance(distributed, str):
+        distributed = Distributed(mode=distributed)  # type: ignore[arg-type]
+    if not isinstance(distributed, Distributed):
+        raise InputError(
+            f"distributed={distributed!r}",
+            expected="'auto', False, 'exact', 'independent' or a Distributed(...)",
+            remedy="Leave it out: inside torch.distributed the order is shared out, elsewhere it is not.",
+        )
+    ranks = distributed.ranks
+    if ranks is None:
+        if not _initialized():
+            raise InputError(
+                f"distributed={distributed.mode!r} without a process group",
+                expected="torch.distributed to be initialised",
+                remedy="Start with torchrun and call torch.distributed.init_process_group() first.",
+            )
+        ranks = ProcessRanks(distributed.group, timeout=distributed.timeout)
+    if n < ranks.size and distributed.tail == "drop":
+        raise InputError(
+            f"n={n} examples for {ranks.size} ranks with tail='drop'",
+            expected="at least one example for each rank",
+            remedy="Leave tail= out: then some examples are visited twice.",
+        )
+    return RankShare(n, ranks=ranks, options=distributed)
+
+
+def other_ranks() -> bool:
+    """Is this one process of several?"""
+    return _initialized() and dist.get_world_size() > 1
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()

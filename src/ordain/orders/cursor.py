@@ -7,68 +7,22 @@ first draw: not at exhaustion (prefetching exhausts early) and not when an itera
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ordain.errors import InputError, StateError, StepError
 from ordain.orders.saved_state import State, check_count
 from ordain.orders.units import Indices
+from ordain.orders.view import View
 from ordain.sampler import Pass
-
-
-class View(Protocol):
-    """Which part of an epoch this process visits: all of it, or a rank's share.
-
-    Attributes:
-        n: the number of examples in the epoch.
-    """
-
-    n: int
-
-    @property
-    def length(self) -> int:
-        """How many indices this process draws."""
-
-    def indices(self, epoch: Indices) -> Indices:
-        """The indices that this process draws, from those of the whole epoch."""
-
-    def covered(self, drawn: int) -> int:
-        """How many of the epoch's examples are drawn when every process has drawn so many."""
-
-    def own(self, done: int) -> int:
-        """How many of this process's draws are among the epoch's first ``done`` examples."""
-
-
-class Whole:
-    """The view of a single process: all ``n`` examples."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    @property
-    def length(self) -> int:
-        """All of them."""
-        return self.n
-
-    def indices(self, epoch: Indices) -> Indices:
-        """All of them."""
-        return epoch
-
-    def covered(self, drawn: int) -> int:
-        """As many as were drawn."""
-        return drawn
-
-    def own(self, done: int) -> int:
-        """As many as are done."""
-        return done
 
 
 class Route(NamedTuple):
     """What a cursor asks of its order.
 
     Attributes:
-        start: called before the first draw of a pass; may refuse it.
+        start: called before the first draw of a pass.
         indices: the examples of the present epoch, in order.
         advance: adopt the next epoch's order, with the number of the next epoch.
         observed: how many examples of the epoch were observed, from the front, where indices said which; None if that
@@ -123,6 +77,7 @@ class Cursor:
 
     def begin(self, *, out_of_order: bool) -> Pass:
         """A new iterator draws its first index."""
+        self.view.check_draw()
         self._route.start()
         if self._resuming:
             self._resuming = False

@@ -18,13 +18,13 @@ from ordain.errors import InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
 from ordain.gradients.sources import source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.coordination import Collect, Coordinator, Observed, Standing, provider
-from ordain.orders.cursor import Cursor, Route, Whole
+from ordain.orders.cursor import Cursor, Route
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
 from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
 from ordain.orders.schedule import Schedule, check_schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
+from ordain.orders.view import Collect, Coordinator, Observed, Standing, view_of
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
@@ -89,24 +89,18 @@ class Order:
         _check_model(model, batch_dim, type(self).__name__)
         self.n, self.group, self.seed = check_n(n), check_group(group), _rng.check_seed(seed)
         self._schedule = check_schedule(schedule)
-        self._view = provider().view(self.n, distributed)
-        self._unasked = distributed == "auto" and self._view is None  # not shared out, and nobody said so
+        self._view = view_of(self.n, distributed)
         self._arrange: Arrange | None = arrange
         self._learns = learner is not None
         self._learning = self._learns and self._schedule.learns(0)  # in the present epoch
         self._extra = dict(identity or {})
         if learner is not None:
             self._extra |= learner.identity() | {"schedule": repr(self._schedule)}
-        if self._view is not None:
-            told = {"order": type(self).__name__, "n": self.n, "seed": self.seed, "group": self.group}
-            self._view.agree(**told)
-            self._view.agree(**self._extra)
-        if members is None:
-            members = _rng.permutation(self.n, seed=self.seed)
-        if self._view is not None:
-            members = self._view.shard(members)
-            self.n = self._view.n
-        self._units = Units(members, group=self.group)
+        self._view.agree(order=type(self).__name__, n=self.n, seed=self.seed, group=self.group)
+        self._view.agree(**self._extra)
+        first = _rng.permutation(self.n, seed=self.seed) if members is None else members
+        self._units = Units(self._view.shard(first), group=self.group)
+        self.n = self._units.n
         self._source: Source | None = None
         self._detached = False
         self._device = torch.device("cpu")
@@ -115,9 +109,11 @@ class Order:
                 model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
             )
         route = Route(self._start, self._indices, self._advance, self._observed, self._unused)
-        view = self._view or Whole(self.n)
-        self._cursor = Cursor(view, route, learns=learner is not None)
-        self._sampler = self._build_sampler()
+        self._cursor = Cursor(self._view, route, learns=learner is not None)
+        self._sampler: Sampler[int] = OrderSampler(self._cursor, order=repr(self))
+        if self._view.ranks:
+            rank, ranks = self._view.rank, self._view.ranks
+            self._sampler = RankSampler(self._cursor, order=repr(self), n=self.n, rank=rank, ranks=ranks)
         if learner is not None:
             try:
                 self._learner = learner
@@ -130,8 +126,6 @@ class Order:
         """The source of gradients; ranks hear of it if one cannot build it."""
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        if self._view is None:
-            return source_for(model, gradients, **options)
         with self._view.heard():
             source = source_for(model, gradients, **options)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -153,17 +147,10 @@ class Order:
         learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
         device = torch.device("cpu") if source is None else source.like.device
         self._whole_units, self._device = whole_units, device
-        self._ranks: Coordinator | None = None
-        if self._view is not None:
-            if whole_units:
-                self._view.deal_units(self.group)
-            standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
-            self._ranks = self._view.coordinator(standing)
-
-    def _build_sampler(self) -> Sampler[int]:
-        if self._view is None:
-            return OrderSampler(self._cursor, order=repr(self))
-        return RankSampler(self._cursor, order=repr(self), n=self.n, rank=self._view.rank, ranks=self._view.ranks)
+        if whole_units:
+            self._view.deal_units(self.group)
+        standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
+        self._ranks: Coordinator | None = self._view.coordinator(standing)
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -180,7 +167,7 @@ class Order:
     @property
     def sent_bytes(self) -> int:
         """How many bytes this rank has sent to the others for the order; 0 where there are none."""
-        return 0 if self._view is None else self._view.sent
+        return self._view.sent
 
     @property
     def device(self) -> torch.device:
@@ -224,7 +211,7 @@ class Order:
             self._cursor.step_uncounted()
         else:
             size = as_gradients(grads).size
-            if indices is None and self._view is None:
+            if indices is None and not self._view.ranks:
                 self._cursor.check_drawn(size)
             self._cursor.step_counted(size)
 
@@ -238,7 +225,7 @@ class Order:
             # Gradients of batches before this one may wait: they come first.
             before = self._source is not None and self._source.drop(count)
             self._learn_from(lambda: [*(self._collected() if before else ()), count])
-        elif self._view is None:
+        elif not self._view.ranks:
             self._cursor.check_drawn(count)
             self._cursor.take(count)
         else:
@@ -403,13 +390,6 @@ class Order:
     # --- what the cursor asks ---------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._unasked and provider().other_ranks():
-            raise StepError(
-                "a draw from an order that was made before init_process_group(), which every rank would visit whole",
-                expected="an order made when the ranks know of each other",
-                remedy="Make the order after init_process_group(); or say distributed=False if each rank shall visit "
-                "all examples.",
-            )
         if self._source is not None:
             self._source.drop()  # gradients that no step() took belong to draws that are over
 
@@ -464,7 +444,7 @@ class Order:
             "n": self.n,
             "group": self.group,
             "seed": self.seed,
-            **({} if self._view is None else self._view.identity),
+            **self._view.identity,
             **self._extra,
             **(self._intake.identity() if self._learns else {}),
         }
