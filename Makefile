@@ -16,12 +16,13 @@ test: lint
 # What hypothesis looks for, with other examples every time, and thirty times as many.
 test-nightly: $(READY)
 	ORDAIN_PROFILE=nightly $(BIN)/python -m pytest -q -n auto --maxprocesses 4 \
-		tests/test_faults_machine.py tests/test_hostile.py tests/study/test_data_hypothesis.py
+		tests/orders/test_random_sequences.py tests/test_hostile.py tests/study/test_data_hypothesis.py
 
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports --no-cache
 
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.timing import machine
 
 HERE = Path(__file__).parent
-LONG = ("soak", "ranks")  # run only when named: minutes, gigabytes, or many processes
+LONG = ("soak", "ranks", "fast_paths")  # run only when named: minutes, gigabytes, or many processes
 
 
 def main() -> int:

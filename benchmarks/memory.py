@@ -110,7 +110,7 @@ def measure(
 
     for _ in range(WARM_UP):
         step()
-    kept = sum(value.numel() * FLOAT for value in getattr(order, "_vectors", {}).values())
+    kept = sum(value.numel() * FLOAT for value in (order.state_dict().get("vectors") or {}).values())
     d = sum(p.numel() for p in model.parameters())
     layer = max(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in [module.weight])
     made = min(size * layer, CHUNK_NUMBERS) * FLOAT

@@ -31,7 +31,7 @@ def run() -> dict[str, float]:
         best = found[1]["quality"][f"exact, {centering}"]
         results[f"{name}, objective at W = 8 over one process"] = values[-1] / best
     for model in ("logistic", "lenet", "mlp"):
-        for mode in ("exact", "sum"):
+        for mode in ("exact", "sketch"):
             one = found[8]["traffic"][f"{model}, {mode}"]
             results[f"{model}, {mode}, bytes at W = 8 over the gradient's"] = one["bytes"] / one["gradient"]
     return results

@@ -22,7 +22,6 @@ from ordain.study.tasks.images import lenet
 
 MODES: dict[str, dict[str, Any]] = {
     "exact": {"distributed": "exact"},
-    "sum": {"distributed": "sum"},
     "sketch": {"distributed": "exact", "sketch": 256},
     "independent": {"distributed": "independent"},
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from helpers import gradient_field
 from thread_ranks import ThreadRanks, run_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from ordain import GraB, Herding
 from ordain.distributed import Distributed
@@ -314,7 +313,7 @@ def test_a_rehearsal_of_one_rank_only_is_noticed() -> None:
     assert all(one.startswith("RanksError: got ranks with different") for one in run_ranks(2, job))
 
 
-# --- Lightning -------------------------------------------------------------------------------------
+# --- trainers --------------------------------------------------------------------------------------
 
 
 def test_trainers_see_a_distributed_sampler() -> None:
@@ -324,22 +323,5 @@ def test_trainers_see_a_distributed_sampler() -> None:
         assert (sampler.num_replicas, sampler.rank, len(sampler)) == (2, ranks.rank, N // 2)
         sampler.set_epoch(7)
         assert len(list(sampler)) == N // 2
-
-    run_ranks(2, job)
-
-
-def test_lightning_leaves_the_sampler_alone() -> None:
-    connector = pytest.importorskip(
-        "lightning.pytorch.trainer.connectors.data_connector", reason="lightning is not installed"
-    )
-    trainer = SimpleNamespace(_accelerator_connector=SimpleNamespace(use_distributed_sampler=True, is_distributed=True))
-    stub = SimpleNamespace(trainer=trainer)
-
-    def job(ranks: ThreadRanks) -> None:
-        order = GraB(None, N, distributed=Distributed(ranks=ranks))
-        data = list(range(N))
-        asks = connector._DataConnector._requires_distributed_sampler
-        assert not asks(stub, DataLoader(data, sampler=order.sampler))
-        assert asks(stub, DataLoader(data))
 
     run_ranks(2, job)

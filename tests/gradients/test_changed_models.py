@@ -156,13 +156,13 @@ def test_finding_the_layout_leaves_no_trace() -> None:
 def test_two_orders_on_one_model() -> None:
     data, model = Regression(8), small_model()
     pair, mean = GraB(model, 8, centering="pair"), GraB(model, 8)
-    alone = GraB(small_model(), 8)
+    twin = small_model()
+    alone = GraB(twin, 8)
     list(pair.sampler)  # drawn ahead; its first epoch is the same
     for batch in batches(mean, 3):
         backward(model, data.x[batch], data.y[batch])
         mean.step()
         pair.step()
-    twin = alone._source._model  # type: ignore[union-attr]
     for batch in batches(alone, 3):
         backward(twin, data.x[batch], data.y[batch])
         alone.step()
@@ -290,14 +290,13 @@ def test_a_model_converted_after_construction() -> None:
 
 
 def test_a_model_moved_after_construction() -> None:
-    """A second device is not to be had everywhere: the order is told that it was made on another."""
-    model = small_model()
+    model, x = small_model(), Regression(6).x.to("meta")
     order = GraB(model, 6)
-    order._source._hooks._device = torch.device("meta")
-    with pytest.raises(StateError, match=r"now of torch\.float64 on cpu; expected torch\.float64 on meta"):
-        model(Regression(6).x)
+    model.to("meta")
+    with pytest.raises(StateError, match=r"now of torch\.float64 on meta; expected torch\.float64 on cpu"):
+        model(x)
     order.detach()
-    model(Regression(6).x)
+    model(x)
 
 
 def test_a_state_with_a_piece_missing_changes_nothing() -> None:

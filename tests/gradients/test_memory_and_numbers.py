@@ -471,8 +471,9 @@ def test_an_interrupt_while_the_layout_is_looked_for_starts_the_look_again() -> 
         model(words)
     assert torch.equal(state, torch.get_rng_state())
     found = []
-    for one in (source, ExactSource(copy.deepcopy(model))):
-        one._model(words).square().sum().backward()
+    other = copy.deepcopy(model)
+    for one, watched in ((source, model), (ExactSource(other), other)):
+        watched(words).square().sum().backward()
         ((batch, _),) = one.collect()
         found.append(batch.gram())
         one.detach()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faulty_run import plain_hooks
 from helpers import Regression, batches, build, gradient_field, is_permutation, run, small_model
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -75,7 +76,7 @@ def test_a_refused_order_leaves_the_model_alone() -> None:
         GraB(model, 5, loss_reduction="none")
     with pytest.raises(InputError):
         GraB(model, 5, freeze_after=0)
-    assert not model._forward_hooks
+    assert not any(plain_hooks(model))
 
 
 def test_memory_is_refused_with_the_figure_and_the_remedy() -> None:

@@ -14,8 +14,8 @@ from ordain.distributed.exchange import Exchange, Meeting, fingerprint
 from ordain.distributed.ranks import Ranks, agreed
 from ordain.errors import RanksError
 from ordain.gradients import Collected
+from ordain.orders.coordination import Collect, Observed, Standing
 from ordain.orders.units import Indices
-from ordain.orders.view import Collect, Observed, Standing
 
 
 class Share(Protocol):

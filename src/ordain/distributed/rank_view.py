@@ -15,7 +15,8 @@ from ordain.distributed.coordinator import RankCoordinator
 from ordain.distributed.ranks import ProcessRanks, Ranks, agree, heard
 from ordain.distributed.sharding import Positions, Tail, covered, dealt, own, visited
 from ordain.errors import InputError, StepError
-from ordain.orders.view import Coordinator, Standing, View
+from ordain.orders.coordination import Coordinator, Standing
+from ordain.orders.view import View
 
 Mode = Literal["exact", "independent"]
 _MODES = ("exact", "independent")

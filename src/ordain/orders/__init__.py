@@ -5,7 +5,7 @@ from ordain.orders.learner import Learner
 from ordain.orders.oblivious import FixedOrder, FlipFlop, RandomReshuffling, ShuffleOnce, WithReplacement
 from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.order import Order
-from ordain.orders.registry import ORDERS, Recipe
+from ordain.orders.recipes import ORDERS, Recipe
 from ordain.orders.schedule import Always, Schedule, Until
 
 __all__ = [

@@ -67,7 +67,9 @@ class Cursor:
     @property
     def drawn(self) -> int:
         """How many of the epoch's examples have been drawn."""
-        return self._drawn if self.position == self._drawn_at else self.view.covered(self.position)
+        if not self.view.ranks or self.position == self._drawn_at:
+            return self.position if not self.view.ranks else self._drawn
+        return self.view.covered(self.position)
 
     def _set_drawn(self, drawn: int) -> None:
         self._drawn = drawn

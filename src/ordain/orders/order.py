@@ -18,13 +18,14 @@ from ordain.errors import InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
 from ordain.gradients.sources import source_for
 from ordain.orders.arrangement import Arrangement
+from ordain.orders.coordination import Collect, Coordinator, Observed, Standing
 from ordain.orders.cursor import Cursor, Route
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
 from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
 from ordain.orders.schedule import Schedule, check_schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
-from ordain.orders.view import Collect, Coordinator, Observed, Standing, view_of
+from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
