@@ -2,7 +2,7 @@
 
 Private crossings are accesses to an underscore attribute of anything but ``self``, ``cls`` and ``super()``. Import
 cycles are counted between modules, with imports inside functions. Calls of a step are Python function calls in the
-package (comprehensions and compiled kernels do not count) of one ``order.step()`` of a two-layer MLP, after four others.
+package (comprehensions and compiled kernels do not count) of one ``order.step()`` of a two-layer MLP.
 """
 
 from __future__ import annotations

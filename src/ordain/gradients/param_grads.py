@@ -249,12 +249,11 @@ class OuterProduct(ParamGrads):
         # The sums over either sign's examples are half the work each. A few rows of them at a time stay in the cache
         # until they are added and subtracted. All memory is allocated before anything is added.
         try:
-            a, b = self._flat()
-            of = each if self._steps == 1 else each.repeat_interleave(self._steps)
-            sides = [(a[rows], b[rows] * scale) for rows in (of > 0, of <= 0)]
-            biases = torch.stack([right.sum(dim=0) for _, right in sides]) if self.biased else None
+            sides = torch.nonzero(each > 0)[:, 0], torch.nonzero(each <= 0)[:, 0]
+            halves = [(self._a[rows].view(-1, self.cols), self._b[rows].view(-1, self.rows)) for rows in sides]
+            biases = [b.sum(dim=0) for _, b in halves]
             step = min(max(1, self.rows), max(1, _CACHED // max(1, self.cols)))
-            sums = scratch(2, step, self.cols, like=a, name="sums")
+            buffers = scratch(3, step * self.cols, like=self._a, name="sums")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -262,16 +261,17 @@ class OuterProduct(ParamGrads):
             return
         for lo in range(0, self.rows, step):
             hi = min(lo + step, self.rows)
-            for sum_, (left, right) in zip(sums, sides, strict=True):
-                torch.mm(right[:, lo:hi].T, left, out=sum_[: hi - lo])
-            plus, minus = (sum_[: hi - lo].view(-1) for sum_ in sums)
-            signed, total = out[:, lo * self.cols : hi * self.cols]
-            signed.add_(plus).sub_(minus)
-            total.add_(plus).add_(minus)
-        if biases is not None:
-            bias = out[:, self.rows * self.cols :]
-            bias[0].add_(biases[0]).sub_(biases[1])
-            bias[1].add_(biases[0]).add_(biases[1])
+            plus, minus, signed = buffers[:, : (hi - lo) * self.cols]
+            for (a, b), into in zip(halves, (plus, minus), strict=True):
+                torch.mm(b[:, lo:hi].T, a, out=into.view(hi - lo, self.cols))
+            torch.sub(plus, minus, out=signed)
+            part = out[:, lo * self.cols : hi * self.cols]
+            part[0].add_(signed, alpha=scale)
+            part[1].add_(plus.add_(minus), alpha=scale)
+        if self.biased:
+            part = out[:, self.rows * self.cols :]
+            part[0].add_(biases[0], alpha=scale).sub_(biases[1], alpha=scale)
+            part[1].add_(biases[0], alpha=scale).add_(biases[1], alpha=scale)
 
     def select(self, rows: Tensor) -> OuterProduct:
         return type(self)(self._a[rows], self._b[rows])

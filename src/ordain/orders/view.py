@@ -61,7 +61,7 @@ class View:
         return nullcontext()
 
     def coordinator(self, standing: Any) -> Any:
-        """A Coordinator of the ranks' steps, from a Standing (coordination.py); None: there is nothing to coordinate."""
+        """A Coordinator of the ranks' steps, from a Standing (see coordination.py); None: nothing to coordinate."""
         return None
 
 
