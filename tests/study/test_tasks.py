@@ -16,7 +16,7 @@ from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_
 from ordain.errors import InputError
 from ordain.study.commands.listing_commands import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
-from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks import TASKS, LoadedTask
 from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split
 from ordain.study.tasks.language import sequences
@@ -32,7 +32,7 @@ def write(name: str, folder: Path) -> None:
         write_bert_vocab(folder)
 
 
-def load(name: str, folder: Path, **options: Any) -> Problem:
+def load(name: str, folder: Path, **options: Any) -> LoadedTask:
     write(name, folder)
     return TASKS[name].load(folder, verify=False, **options)
 

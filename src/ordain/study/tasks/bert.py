@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ordain.errors import InputError
 from ordain.study.data import Labelled, Splits, bert_vocabulary
 from ordain.study.tasks.classification import classifier, labels
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
@@ -33,7 +33,7 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASC
 _SHOWN = 12  # letters of a commit
 
 
-def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path | None, verify: bool) -> Problem:
+def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path | None, verify: bool) -> LoadedTask:
     """Two layers of BERT with a classifier of two classes."""
     words = bert_vocabulary(folder, verify=verify)
     own = folder / _FOLDER

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.study.data import Labelled, Splits
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import LoadedTask, seeded
 
 Indices = NDArray[np.int64]
 Scale = Callable[[Tensor], Callable[[Tensor], Tensor]]  # training rows -> the function to apply to all rows
@@ -59,7 +59,7 @@ def classifier(
     scale: Scale | None = None,
     chunk: int = 4096,
     notes: tuple[str, ...] = (),
-) -> Problem:
+) -> LoadedTask:
     """Cross entropy on the classes of a data set.
 
     Args:
@@ -84,7 +84,7 @@ def classifier(
         some = held if own is None else few(len(own_y), limit)
         sets.append((scaled(own_x[some]), own_y[some]))
     (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets
-    return Problem(
+    return LoadedTask(
         train_x=train_x,
         train_y=train_y,
         valid_x=valid_x,
@@ -115,7 +115,7 @@ def hits(output: Tensor, y: Tensor) -> tuple[int, int]:
 
 def logistic_regression(
     splits: Splits, *, limit: int | None, scale: Scale | None = None, notes: tuple[str, ...] = ()
-) -> Problem:
+) -> LoadedTask:
     """Softmax regression on a data set of numbers; bytes are scaled to [0, 1]."""
     features = int(np.prod(np.shape(splits.train.x)[1:]))
     build = seeded(partial(nn.Linear, features, int(np.max(splits.train.y)) + 1))

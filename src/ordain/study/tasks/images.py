@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ordain.study.data import Labelled, Splits
 from ordain.study.tasks.classification import classifier, labels
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import LoadedTask, seeded
 
 
 def lenet() -> nn.Module:
@@ -21,7 +21,7 @@ def lenet() -> nn.Module:
     )
 
 
-def lenet_on_cifar10(splits: Splits, *, limit: int | None) -> Problem:
+def lenet_on_cifar10(splits: Splits, *, limit: int | None) -> LoadedTask:
     """Pixels in [-1, 1], no augmentation."""
     notes = ("Pixels are scaled to [-1, 1]; there is no augmentation.",)
     return classifier(splits, seeded(lenet), encode=_pixels, limit=limit, chunk=1000, notes=notes)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ordain.errors import InputError
 from ordain.study.data import Splits
 from ordain.study.tasks.classification import classifier
-from ordain.study.tasks.task import Problem, seeded
+from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 35  # the paper's bptt
 _WIDTH, _LAYERS = 32, 2
@@ -50,7 +50,7 @@ def sequences(words: Any) -> tuple[Tensor, Tensor]:
     return ids[: count * LENGTH].view(count, LENGTH), ids[1 : count * LENGTH + 1].view(count, LENGTH)
 
 
-def lstm_on_wikitext2(splits: Splits, *, limit: int | None) -> Problem:
+def lstm_on_wikitext2(splits: Splits, *, limit: int | None) -> LoadedTask:
     """An example is a sequence of 35 words."""
     notes = (
         f"An example is a sequence of {LENGTH} words; the hidden state starts anew for each.",

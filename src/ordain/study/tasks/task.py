@@ -14,7 +14,7 @@ from ordain.study.data import load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class LoadedTask:
     """Tensors and a model, ready to train. One row of ``train_x`` is one example, the unit of ordering."""
 
     train_x: Tensor  # [n, ...]
@@ -56,12 +56,12 @@ class Task:
     parameters: int  # d, the length of a gradient
     seconds_per_epoch: float  # of random reshuffling on one thread, evaluation included; measured once, rough
     defaults: Defaults
-    make: Callable[..., Problem]  # from the data set's splits, with ``limit``
+    make: Callable[..., LoadedTask]  # from the data set's splits, with ``limit``
     takes_weights: bool = False  # can start from pretrained weights: ``make`` gets ``folder``, ``weights``, ``verify``
 
     def load(
         self, folder: Path, limit: int | None = None, *, weights: str | Path | None = None, verify: bool = True
-    ) -> Problem:
+    ) -> LoadedTask:
         """Read the data and describe the model.
 
         Args:
