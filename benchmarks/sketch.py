@@ -16,7 +16,8 @@ from benchmarks.step import CASES, ROUNDS, job
 from benchmarks.timing import interleaved, median_ratio
 from ordain import GraB, RandomReshuffling, herding
 from ordain.study.runs.probe import per_example_gradients
-from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks import TASKS
+from ordain.study.tasks import LoadedTask as Problem
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 EPOCHS, SEEDS, BATCH = 10, 5, 32

@@ -14,7 +14,8 @@ import pytest
 from ordain import reference, theory
 from ordain.orders import ORDERS
 from ordain.study.vectors import compiled, convergence_figures, convergence_rates
-from ordain.study.vectors.objectives import LABELS, SINE_MU, objective
+from ordain.study.vectors.convergence_figures import LABELS
+from ordain.study.vectors.convergence_rates import SINE_MU, objective
 
 D = 3
 
@@ -30,7 +31,7 @@ def test_values_gradients_and_examples_agree(name: str) -> None:
         slopes = [(p.gap(w + h * e) - p.gap(w - h * e)) / (2 * h) for e in np.eye(D)]
         assert p.gradient(w) == pytest.approx(slopes, abs=1e-6)
         out, moved = np.empty((12, D)), w.copy()
-        compiled.sgd_epoch(p.kind, p.low, p.high, p.b, np.arange(12), 0.0, moved, out)
+        compiled.sgd_epoch(p.sine, p.low, p.high, p.b, np.arange(12), 0.0, moved, out)
         assert out == pytest.approx(p.gradient(w) - p.b)
         assert moved.tolist() == w.tolist()
 

@@ -16,7 +16,7 @@ from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_
 from ordain.errors import InputError
 from ordain.study.commands.listing_commands import GRAB_COST
 from ordain.study.runs.ablations import ABLATIONS
-from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks import TASKS, LoadedTask
 from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split
 from ordain.study.tasks.language import sequences
@@ -32,7 +32,7 @@ def write(name: str, folder: Path) -> None:
         write_bert_vocab(folder)
 
 
-def load(name: str, folder: Path, **options: Any) -> Problem:
+def load(name: str, folder: Path, **options: Any) -> LoadedTask:
     write(name, folder)
     return TASKS[name].load(folder, verify=False, **options)
 
@@ -79,13 +79,10 @@ def test_lenet_is_as_long_as_stated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("valid", "test"), [(True, False), (True, True), (False, False), (False, True)])
 def test_a_split_is_fixed_and_whole(n: int, valid: bool, test: bool) -> None:
     parts = split(n, valid=valid, test=test)
-    joined = np.concatenate([parts.train, parts.valid, parts.test])
-    assert sorted(joined) == list(range(n))
-    assert (len(parts.valid), len(parts.test)) == (n // 10 * valid, n // 10 * test)
-    fewer = split(n, valid=valid, test=test, limit=5)
-    np.testing.assert_array_equal(fewer.train, parts.train[:5])
-    np.testing.assert_array_equal(fewer.valid, parts.valid[:5])
-    np.testing.assert_array_equal(fewer.test, parts.test[:5])
+    assert sorted(np.concatenate(parts)) == list(range(n))
+    assert [len(part) for part in parts[1:]] == [n // 10 * valid, n // 10 * test]
+    for fewer, part in zip(split(n, valid=valid, test=test, limit=5), parts, strict=True):
+        np.testing.assert_array_equal(fewer, part[:5])
 
 
 def test_a_limit_shortens_a_publisher_s_test_set(tmp_path: Path) -> None:
@@ -280,7 +277,7 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
 def test_tasks_are_listed() -> None:
     result = call("tasks")
     assert result.exit_code == 0
-    assert "without QNLI's train file" in result.stdout
+    assert "without the train file of QNLI" in result.stdout
     assert f"takes {GRAB_COST} times as long" in result.stdout
     top = Path(__file__).parents[2]
     assert f"takes {GRAB_COST} times as long" in " ".join((top / "README.md").read_text(encoding="utf-8").split())

@@ -84,7 +84,7 @@ def test_part_of_a_study_claims_nothing_it_has_not_measured(
 ) -> None:
     study, lines = STUDIES[name], (folders[name] / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "config.json").write_bytes((folders[name] / "config.json").read_bytes())
-    for count in range(1, len(lines)):
+    for count in range(1, len(lines), max(1, len(lines) // 24)):
         (tmp_path / "records.jsonl").write_text("".join(lines[:count]))
         told = [*study.sentences(tmp_path), *(cell for row in study.table(tmp_path)[1] for cell in row)]
         assert not [text for text in told if "nan" in text or "None" in text or "every attempt" in text]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ordain.study.data.data_files import data_dir, find
-from ordain.study.data.dataset import Dataset, Download, File, Labelled, Splits
+from ordain.study.data.data_files import Dataset, Download, File, Labelled, Splits, data_dir, find
 from ordain.study.data.datasets import DATASETS, bert_vocabulary, load
 from ordain.study.data.fetching import fetch
 

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ordain.errors import InputError
-from ordain.study.data.data_files import FoundFiles, find
-from ordain.study.data.dataset import Dataset, Download, File, Splits
+from ordain.study.data.data_files import Dataset, Download, File, FoundFiles, Splits, find
 from ordain.study.data.image_formats import read_cifar10, read_mnist
 from ordain.study.data.table_formats import read_binary, read_covtype, read_digits
-from ordain.study.data.text_formats import read_qnli, read_sst2, read_vocabulary, read_wikitext
+from ordain.study.data.text_formats import read_glue, read_vocabulary, read_wikitext
 
 _READERS: dict[str, Any] = {
     "idx": read_mnist,
     "cifar10": read_cifar10,
     "wikitext": read_wikitext,
-    "sst2": read_sst2,
-    "qnli": read_qnli,
+    "glue": read_glue,
     "libsvm": read_binary,
     "covtype": read_covtype,
     "digits": read_digits,

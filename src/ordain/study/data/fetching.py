@@ -10,8 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 from ordain.errors import FetchError, InputError
 from ordain.study.data.archives import extract
-from ordain.study.data.data_files import find
-from ordain.study.data.dataset import Dataset, Download
+from ordain.study.data.data_files import Dataset, Download, find
 from ordain.study.data.datasets import bert_vocabulary, dataset_named, load
 from ordain.study.progress import Report
 

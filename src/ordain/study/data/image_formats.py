@@ -7,8 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.study.data.data_files import FileContent, FoundFiles
-from ordain.study.data.dataset import Labelled, Splits
+from ordain.study.data.data_files import FileContent, FoundFiles, Labelled, Splits
 
 _CLASSES = 10
 _UINT8 = 8  # the code of the type in an idx file

@@ -8,8 +8,7 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.study.data.data_files import FileContent, FoundFiles, brief, reason
-from ordain.study.data.dataset import Labelled, Splits
+from ordain.study.data.data_files import FileContent, FoundFiles, Labelled, Splits, brief, reason
 
 _COLUMNS = 55
 _CLASSES = 7

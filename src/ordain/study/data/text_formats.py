@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
-from ordain.study.data.data_files import FileContent, FoundFiles, brief
-from ordain.study.data.dataset import Labelled, Splits
+from ordain.study.data.data_files import FileContent, FoundFiles, Labelled, Splits, brief
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def read_tsv(content: FileContent, *, texts: tuple[str, ...], labels: tuple[str, ...]) -> Labelled:
+def read_tsv(content: FileContent, *, texts: Sequence[str], labels: Sequence[str]) -> Labelled:
     """The columns ``texts`` as tuples, and the index in ``labels`` of the column "label".
 
     Quotes are ordinary characters in these files. Parsers that treat a lone carriage return as the end of a line
@@ -39,17 +39,7 @@ def read_tsv(content: FileContent, *, texts: tuple[str, ...], labels: tuple[str,
     return Labelled(x, np.array(y, np.int64))
 
 
-def read_sst2(files: FoundFiles) -> Splits:
-    """SST-2: one sentence, 1 if it is positive."""
-    return _read_glue(files, texts=("sentence",), labels=("0", "1"))
-
-
-def read_qnli(files: FoundFiles) -> Splits:
-    """QNLI: a question and a sentence, 0 if the sentence answers it (entailment)."""
-    return _read_glue(files, texts=("question", "sentence"), labels=("entailment", "not_entailment"))
-
-
-def _read_glue(files: FoundFiles, *, texts: tuple[str, ...], labels: tuple[str, ...]) -> Splits:
+def read_glue(files: FoundFiles, *, texts: Sequence[str], labels: Sequence[str]) -> Splits:
     """Without a test set: GLUE does not publish its test labels."""
     dev = read_tsv(files.read("dev"), texts=texts, labels=labels)
     if "train" in files:

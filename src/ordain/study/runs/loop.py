@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler
 
 from ordain import Order
 from ordain.study.runs.config import RunConfig
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 # Timeout in seconds. Other ranks wait while rank 0 evaluates; the parent process notices a rank that dies.
 PATIENCE = 24 * 3600.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.gradients import ExactSource
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 _MOST_BYTES = 256 * 2**20
 _ROWS = 128

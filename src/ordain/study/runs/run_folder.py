@@ -15,7 +15,7 @@ from ordain.study.runs import probe
 from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
 from ordain.study.strict_json import STRICT, validated
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 TRAINING = "training"  # kind of a training run
 FORMAT = 1

@@ -26,7 +26,7 @@ from ordain.study.runs.job import Job
 from ordain.study.runs.multi_rank import Ranks, joined
 from ordain.study.runs.train_job import Setting
 from ordain.study.runs.worker import Worker, limited_threads, load_problem
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 _GRACE = 5.0  # seconds to wait for messages of other ranks after a failure
 

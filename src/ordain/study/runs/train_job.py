@@ -27,7 +27,7 @@ from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.process_memory import Memory, order_bytes
 from ordain.study.runs.record_lines import RecordWriter, read_record
 from ordain.study.runs.seed_checks import check_seed, keep_order, kept_order
-from ordain.study.tasks import Problem
+from ordain.study.tasks import LoadedTask as Problem
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]

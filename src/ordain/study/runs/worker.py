@@ -14,7 +14,8 @@ from ordain.study.runs.job import Job
 from ordain.study.runs.loop import Seconds, epoch_of_steps, make_optimizer
 from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.train_job import Setting, Tell, train
-from ordain.study.tasks import TASKS, Problem
+from ordain.study.tasks import TASKS
+from ordain.study.tasks import LoadedTask as Problem
 
 
 def load_problem(setting: Setting) -> Problem:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import InputError
-from ordain.study.data import bert_vocabulary, load
-from ordain.study.tasks.classification import classifier
-from ordain.study.tasks.task import Problem, Request, seeded
+from ordain.study.data import Labelled, Splits, bert_vocabulary
+from ordain.study.tasks.classification import classifier, labels
+from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
@@ -33,38 +33,37 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASC
 _SHOWN = 12  # letters of a commit
 
 
-def bert(request: Request, *, data: str) -> Problem:
+def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path | None, verify: bool) -> LoadedTask:
     """Two layers of BERT with a classifier of two classes."""
-    words = bert_vocabulary(request.folder, verify=request.verify)
-    own = request.folder / _FOLDER
-    asked = request.weights or (own if own.is_dir() else None)
+    words = bert_vocabulary(folder, verify=verify)
+    own = folder / _FOLDER
+    asked = weights or (own if own.is_dir() else None)
     shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
     notes = (
         f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
         f"{version('transformers')}.",
         f"No dropout; at most {LENGTH} word pieces, padded.",
     )
-    splits = load(data, request.folder, verify=request.verify)
     return classifier(
         replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
         seeded(partial(_model, shape, tensors, len(words))),
         encode=partial(_encode, words),
         forward=_logits,
-        limit=request.limit,
+        limit=limit,
         chunk=256,
         notes=notes,
     )
 
 
-def _encode(words: tuple[str, ...], texts: Any) -> Tensor:
-    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to."""
+def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
+    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to; and the labels."""
     from tokenizers import BertWordPieceTokenizer
 
     tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
     tokenizer.enable_truncation(LENGTH)
     tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
-    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in texts])
-    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found])
+    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
+    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
 
 
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
@@ -130,9 +129,6 @@ def _find_weights(asked: str | Path) -> tuple[Path, str]:
 
     ``asked`` is the folder itself, or ``"owner/name"`` or ``"owner/name@revision"`` of a model on the hub. A model that
     was downloaded before is found without a network.
-
-    Raises:
-        InputError: there is no such folder, and the hub has no such model or cannot be reached; or a file is missing.
     """
     folder, name = Path(asked), Path(asked).name
     if not folder.is_dir():

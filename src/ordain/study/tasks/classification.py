@@ -1,9 +1,9 @@
-"""The common part of all classification tasks: fixed splits as tensors, the loss, and the number of hits."""
+"""Classification: fixed splits as tensors, the loss, the number of hits; and logistic regression on rows of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,22 +12,15 @@ from torch import Tensor, nn
 
 from ordain.errors import InputError
 from ordain.study.data import Labelled, Splits
-from ordain.study.tasks.task import Problem
+from ordain.study.tasks.task import LoadedTask, seeded
 
-Encode = Callable[[Any], Tensor]  # x of some examples -> [n, ...]
+Indices = NDArray[np.int64]
+Scale = Callable[[Tensor], Callable[[Tensor], Tensor]]  # training rows -> the function to apply to all rows
 _SPLIT_SEED = 0  # the held-out examples do not depend on the seed of a run
 
 
-class Parts(NamedTuple):
-    """Rows of a data set's training file."""
-
-    train: NDArray[np.int64]
-    valid: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-
-def split(n: int, *, valid: bool, test: bool, limit: int | None = None) -> Parts:
-    """Shuffle ``n`` rows, the same way every time, and hold out a tenth for each set that the data lacks.
+def split(n: int, *, valid: bool, test: bool, limit: int | None = None) -> tuple[Indices, Indices, Indices]:
+    """Rows to train, validate and test with: a fixed shuffle of ``n``, with a tenth for each set that the data lacks.
 
     ``limit`` keeps at most that many rows of each part, the first of the same shuffle.
 
@@ -45,10 +38,10 @@ def split(n: int, *, valid: bool, test: bool, limit: int | None = None) -> Parts
             remedy="Leave it out for all of them.",
         )
     train, held = np.split(np.random.default_rng(_SPLIT_SEED).permutation(n), [rest])
-    return Parts(train[:limit], held[: tenth * valid][:limit], held[tenth * valid :][:limit])
+    return train[:limit], held[: tenth * valid][:limit], held[tenth * valid :][:limit]
 
 
-def few(n: int, limit: int | None) -> NDArray[np.int64]:
+def few(n: int, limit: int | None) -> Indices:
     """At most ``limit`` of ``n`` rows, the same every time and from all over the set; otherwise all rows in order."""
     if limit is None or limit >= n:
         return np.arange(n)
@@ -59,63 +52,57 @@ def classifier(
     splits: Splits,
     build: Callable[[int], nn.Module],
     *,
-    encode: Encode,
+    encode: Callable[[Labelled], tuple[Tensor, Tensor]],
     limit: int | None,
-    forward: Callable[[nn.Module, Tensor], Tensor] | None = None,
-    scale: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
+    forward: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+    scale: Scale | None = None,
     chunk: int = 4096,
     notes: tuple[str, ...] = (),
-) -> Problem:
+) -> LoadedTask:
     """Cross entropy on the classes of a data set.
 
     Args:
         splits: of the data set; each split that it lacks is a fixed tenth of its training set.
         build: the model of a seed.
-        encode: x as a tensor with one row per example.
+        encode: x and y of a split as tensors with one row per example.
         limit: use at most this many examples of each set.
-        forward: the logits of rows of x; ``model(x)`` by default.
-        scale: takes the training rows and returns the function to apply to all rows.
+        forward: the logits of rows of x.
+        loss: of logits and targets.
+        scale: of x.
         chunk: rows to evaluate at once.
         notes: added to those of the data.
     """
-    x, y = encode(splits.train.x), _labels(splits.train)
-    rows = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)
-    scaled = scale(x[rows.train]) if scale else lambda x: x
-
-    def held_out(own: Labelled | None, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    x, y = encode(splits.train)
+    rows, *held_rows = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)
+    scaled = scale(x[rows]) if scale else lambda x: x
+    sets, notes_on_held = [(scaled(x[rows]), y[rows])], []
+    for name, own, held in zip(("validation", "test"), (splits.valid, splits.test), held_rows, strict=True):
         if own is None:
-            return scaled(x[rows]), y[rows]
-        some = few(len(own.y), limit)
-        return scaled(encode(own.x)[some]), _labels(own)[some]
-
-    valid_x, valid_y = held_out(splits.valid, rows.valid)
-    test_x, test_y = held_out(splits.test, rows.test)
-    missing = [name for name, own in (("validation", splits.valid), ("test", splits.test)) if own is None]
-    held = tuple(f"The {name} set is a fixed tenth of the training file." for name in missing)
-    return Problem(
-        train_x=scaled(x[rows.train]),
-        train_y=y[rows.train],
+            notes_on_held.append(f"The {name} set is a fixed tenth of the training file.")
+        own_x, own_y = (x, y) if own is None else encode(own)
+        some = held if own is None else few(len(own_y), limit)
+        sets.append((scaled(own_x[some]), own_y[some]))
+    (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets
+    return LoadedTask(
+        train_x=train_x,
+        train_y=train_y,
         valid_x=valid_x,
         valid_y=valid_y,
         test_x=test_x,
         test_y=test_y,
         build=build,
-        forward=forward or plain_forward,
-        loss=nn.functional.cross_entropy,
+        forward=forward,
+        loss=loss,
         correct=hits,
         chunk=chunk,
-        notes=(*splits.notes, *held, *notes),
+        notes=(*splits.notes, *notes_on_held, *notes),
     )
 
 
-def _labels(labelled: Labelled) -> Tensor:
-    return torch.from_numpy(np.array(labelled.y, dtype=np.int64))
-
-
-def plain_forward(model: nn.Module, x: Tensor) -> Tensor:
-    """``model(x)``."""
-    output: Tensor = model(x)
-    return output
+def labels(part: Labelled) -> Tensor:
+    """``[n]`` in int64."""
+    return torch.from_numpy(np.array(part.y, dtype=np.int64))
 
 
 def hits(output: Tensor, y: Tensor) -> tuple[int, int]:
@@ -124,3 +111,26 @@ def hits(output: Tensor, y: Tensor) -> tuple[int, int]:
     # equal logits, is computed only for rows whose target has the largest value.
     largest = output.gather(-1, y.unsqueeze(-1)).squeeze(-1) == output.amax(dim=-1)
     return int((output[largest].argmax(dim=-1) == y[largest]).sum()), y.numel()
+
+
+def logistic_regression(
+    splits: Splits, *, limit: int | None, scale: Scale | None = None, notes: tuple[str, ...] = ()
+) -> LoadedTask:
+    """Softmax regression on a data set of numbers; bytes are scaled to [0, 1]."""
+    features = int(np.prod(np.shape(splits.train.x)[1:]))
+    build = seeded(partial(nn.Linear, features, int(np.max(splits.train.y)) + 1))
+    return classifier(splits, build, encode=_rows, scale=scale, limit=limit, notes=notes)
+
+
+def _rows(part: Labelled) -> tuple[Tensor, Tensor]:
+    """``[n, features]`` in float32, and the labels."""
+    numbers = np.asarray(part.x)
+    rows = torch.from_numpy(np.array(numbers, dtype=np.float32).reshape(len(numbers), -1))
+    return rows / 255 if numbers.dtype == np.uint8 else rows, labels(part)
+
+
+def standardise(train: Tensor) -> Callable[[Tensor], Tensor]:
+    """Mean 0 and standard deviation 1 over the training rows; a constant column is only centred."""
+    mean, sd = train.mean(dim=0), train.std(dim=0, correction=0)
+    sd[sd == 0] = 1.0
+    return lambda x: (x - mean) / sd

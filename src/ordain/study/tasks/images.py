@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ordain.study.data import load
-from ordain.study.tasks.classification import classifier
-from ordain.study.tasks.task import Problem, Request, seeded
+from ordain.study.data import Labelled, Splits
+from ordain.study.tasks.classification import classifier, labels
+from ordain.study.tasks.task import LoadedTask, seeded
 
 
 def lenet() -> nn.Module:
@@ -23,12 +21,11 @@ def lenet() -> nn.Module:
     )
 
 
-def lenet_on_cifar10(request: Request) -> Problem:
+def lenet_on_cifar10(splits: Splits, *, limit: int | None) -> LoadedTask:
     """Pixels in [-1, 1], no augmentation."""
-    splits = load("cifar10", request.folder, verify=request.verify)
     notes = ("Pixels are scaled to [-1, 1]; there is no augmentation.",)
-    return classifier(splits, seeded(lenet), encode=_pixels, limit=request.limit, chunk=1000, notes=notes)
+    return classifier(splits, seeded(lenet), encode=_pixels, limit=limit, chunk=1000, notes=notes)
 
 
-def _pixels(x: Any) -> Tensor:
-    return torch.from_numpy(np.array(x, dtype=np.float32)) / 127.5 - 1
+def _pixels(part: Labelled) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(np.array(part.x, dtype=np.float32)) / 127.5 - 1, labels(part)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import InputError
-from ordain.study.data import load
-from ordain.study.tasks.classification import few, hits, plain_forward, split
-from ordain.study.tasks.task import Problem, Request, seeded
+from ordain.study.data import Splits
+from ordain.study.tasks.classification import classifier
+from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 35  # the paper's bptt
 _WIDTH, _LAYERS = 32, 2
@@ -20,11 +20,7 @@ _CHUNK = 4  # one sequence's logits are 35 x 33,278 numbers: more than fit in th
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM, decoder. Each sequence starts with a zero state, so gradients do not depend on the order.
-
-    Args:
-        vocabulary: the number of words.
-    """
+    """Embedding, LSTM, decoder. Each sequence starts with a zero state, so gradients do not depend on the order."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -54,31 +50,20 @@ def sequences(words: Any) -> tuple[Tensor, Tensor]:
     return ids[: count * LENGTH].view(count, LENGTH), ids[1 : count * LENGTH + 1].view(count, LENGTH)
 
 
-def lstm_on_wikitext2(request: Request) -> Problem:
+def lstm_on_wikitext2(splits: Splits, *, limit: int | None) -> LoadedTask:
     """An example is a sequence of 35 words."""
-    splits = load("wikitext2", request.folder, verify=request.verify)
-    if splits.valid is None or splits.test is None or splits.vocabulary is None:
-        raise InputError("WikiText-2 in part", expected="train, valid and test", remedy="Fetch the missing files.")
-    (x, y), valid, test = (sequences(part.x) for part in (splits.train, splits.valid, splits.test))
-    rows = split(len(x), valid=False, test=False, limit=request.limit).train
-    valid_rows, test_rows = (few(len(part[0]), request.limit) for part in (valid, test))
-    return Problem(
-        train_x=x[rows],
-        train_y=y[rows],
-        valid_x=valid[0][valid_rows],
-        valid_y=valid[1][valid_rows],
-        test_x=test[0][test_rows],
-        test_y=test[1][test_rows],
-        build=seeded(partial(LanguageModel, len(splits.vocabulary))),
-        forward=plain_forward,
+    notes = (
+        f"An example is a sequence of {LENGTH} words; the hidden state starts anew for each.",
+        "Accuracy is that of the next word.",
+    )
+    return classifier(
+        splits,
+        seeded(partial(LanguageModel, len(splits.vocabulary or ()))),
+        encode=lambda part: sequences(part.x),
         loss=_loss,
-        correct=hits,
+        limit=limit,
         chunk=_CHUNK,
-        notes=(
-            *splits.notes,
-            f"An example is a sequence of {LENGTH} words; the hidden state starts anew for each.",
-            "Accuracy is that of the next word.",
-        ),
+        notes=notes,
     )
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ordain.errors import InputError
+from ordain.study.data import load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class LoadedTask:
     """Tensors and a model, ready to train. One row of ``train_x`` is one example, the unit of ordering."""
 
     train_x: Tensor  # [n, ...]
@@ -43,16 +44,6 @@ class Defaults:
     clip: float | None = None  # the largest norm of a batch's gradient
 
 
-@dataclass(frozen=True)
-class Request:
-    """Where to find the data of a task, and how much of it to use."""
-
-    folder: Path  # of all data sets
-    limit: int | None = None  # use at most this many examples of each set
-    weights: str | Path | None = None  # a folder or a model of the hub: see bert.py
-    verify: bool = True  # compare the data with the publishers' checksums and counts
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A data set, a model and how to train it."""
@@ -65,16 +56,24 @@ class Task:
     parameters: int  # d, the length of a gradient
     seconds_per_epoch: float  # of random reshuffling on one thread, evaluation included; measured once, rough
     defaults: Defaults
-    make: Callable[[Request], Problem]
-    takes_weights: bool = False  # can start from pretrained weights
+    make: Callable[..., LoadedTask]  # from the data set's splits, with ``limit``
+    takes_weights: bool = False  # can start from pretrained weights: ``make`` gets ``folder``, ``weights``, ``verify``
 
     def load(
         self, folder: Path, limit: int | None = None, *, weights: str | Path | None = None, verify: bool = True
-    ) -> Problem:
-        """The problem, from files in ``folder``: see :class:`Request`."""
+    ) -> LoadedTask:
+        """Read the data and describe the model.
+
+        Args:
+            folder: of all data sets.
+            limit: use at most this many examples of each set.
+            weights: a folder or a model of the hub: see ``bert.py``.
+            verify: compare the data with the publishers' checksums and counts.
+        """
         if weights is not None and not self.takes_weights:
             raise InputError(f"--weights with {self.name}", expected="a BERT's task", remedy="Leave it out.")
-        return self.make(Request(folder, limit, weights, verify))
+        more = {"folder": folder, "weights": weights, "verify": verify} if self.takes_weights else {}
+        return self.make(load(self.data, folder, verify=verify), limit=limit, **more)
 
 
 def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:

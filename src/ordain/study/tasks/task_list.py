@@ -6,21 +6,29 @@ from functools import partial
 from typing import Any
 
 from ordain.study.tasks.bert import bert
+from ordain.study.tasks.classification import logistic_regression, standardise
 from ordain.study.tasks.images import lenet_on_cifar10
 from ordain.study.tasks.language import lstm_on_wikitext2
-from ordain.study.tasks.logistic_regression import logistic_regression, standardise
 from ordain.study.tasks.task import Defaults, Task
 
 _MNIST = Defaults(batch_size=64, rates=(0.1, 0.01, 0.001, 0.0001), epochs=100)  # the paper's appendix
 _GLUE_RATES = (0.005, 0.001, 0.0005, 0.0001)  # the paper's
 _TABLE = Defaults(batch_size=64, rates=(0.1, 0.01, 0.001), epochs=30)
-_PIXELS = {"examples": 54_000, "parameters": 7_850, "seconds_per_epoch": 0.5}
 
 
-def _logistic(name: str, on: str, **fields: Any) -> Task:
-    common: dict[str, Any] = {"defaults": _TABLE, "make": partial(logistic_regression, data=name)}
+def _logistic(
+    name: str, on: str, examples: int, parameters: int, seconds: float, defaults: Defaults = _TABLE, **options: Any
+) -> Task:
     return Task(
-        name=name, title=f"Logistic regression on {on}", data=name, model="logistic regression", **common | fields
+        name=name,
+        title=f"Logistic regression on {on}",
+        data=name,
+        model="logistic regression",
+        examples=examples,
+        parameters=parameters,
+        seconds_per_epoch=seconds,
+        defaults=defaults,
+        make=partial(logistic_regression, **options),
     )
 
 
@@ -34,7 +42,7 @@ def _bert(name: str, *, on: str, examples: int, seconds_per_epoch: float, batch_
         parameters=4_386_178,
         seconds_per_epoch=seconds_per_epoch,
         defaults=Defaults(batch_size=batch_size, rates=_GLUE_RATES, epochs=10, weight_decay=0.01),
-        make=partial(bert, data=name),
+        make=bert,
         takes_weights=True,
     )
 
@@ -63,35 +71,22 @@ _WIKITEXT = Task(
     defaults=Defaults(batch_size=20, rates=(5.0,), epochs=40, weight_decay=0.0, plateau=True, clip=0.25),
     make=lstm_on_wikitext2,
 )
+_DIGITS = Defaults(batch_size=32, rates=(0.3, 0.1, 0.03), epochs=30)
 _COVTYPE_NOTE = "All seven classes; features standardised by the training examples' mean and deviation."
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _logistic(
-            "digits",
-            "digits",
-            examples=1_294,
-            parameters=650,
-            seconds_per_epoch=0.03,
-            defaults=Defaults(batch_size=32, rates=(0.3, 0.1, 0.03), epochs=30),
-        ),
-        _logistic("mnist", "MNIST", defaults=_MNIST, **_PIXELS),
-        _logistic("fashion-mnist", "Fashion-MNIST", defaults=_MNIST, **_PIXELS),
+        _logistic("digits", "digits", 1_294, 650, 0.03, _DIGITS),
+        _logistic("mnist", "MNIST", 54_000, 7_850, 0.5, _MNIST),
+        _logistic("fashion-mnist", "Fashion-MNIST", 54_000, 7_850, 0.5, _MNIST),
         _CIFAR10,
         _WIKITEXT,
         _bert("sst2", on="SST-2", examples=60_615, seconds_per_epoch=1500, batch_size=1),
         _bert("qnli", on="QNLI", examples=4_371, seconds_per_epoch=60, batch_size=2),
-        _logistic("a9a", "a9a", examples=29_305, parameters=248, seconds_per_epoch=0.25),
-        _logistic("w8a", "w8a", examples=39_801, parameters=602, seconds_per_epoch=0.3),
-        _logistic("mushrooms", "mushrooms", examples=6_500, parameters=226, seconds_per_epoch=0.1),
-        _logistic(
-            "covtype",
-            "Covertype",
-            examples=464_810,
-            parameters=385,
-            seconds_per_epoch=3,
-            make=partial(logistic_regression, data="covtype", scale=standardise, notes=(_COVTYPE_NOTE,)),
-        ),
+        _logistic("a9a", "a9a", 29_305, 248, 0.25),
+        _logistic("w8a", "w8a", 39_801, 602, 0.3),
+        _logistic("mushrooms", "mushrooms", 6_500, 226, 0.1),
+        _logistic("covtype", "Covertype", 464_810, 385, 3, scale=standardise, notes=(_COVTYPE_NOTE,)),
     )
 }

@@ -10,8 +10,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.study.vectors.objectives import KINKED, QUADRATIC
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 
@@ -104,20 +102,11 @@ def signs_by_steps(
 
 
 @_compiled()
-def mean_gradient(kind: int, low: Floats, high: Floats, w: Floats) -> Floats:
-    """Grad h(w) for curvatures between ``low`` and ``high`` ``[d]``: see ``objectives.py``."""
-    if kind == QUADRATIC:
-        return low * w
-    if kind == KINKED:
-        return np.where(w < 0.0, high, low) * w
-    return 2.0 * w + 3.0 * np.sin(2.0 * w)
-
-
-@_compiled()
 def sgd_epoch(
-    kind: int, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
+    sine: bool, low: Floats, high: Floats, b: Floats, sigma: NDArray[np.int64], alpha: float, w: Floats, out: Floats
 ) -> None:
     """SGD over f_i(w) = h(w) - <b_i, w> in the order ``sigma``: updates ``w [d]`` and fills ``out [n, d]``."""
     for t in range(len(sigma)):
-        out[t] = mean_gradient(kind, low, high, w) - b[sigma[t]]
+        mean = 2.0 * w + 3.0 * np.sin(2.0 * w) if sine else np.where(w < 0.0, high, low) * w  # Objective.gradient
+        out[t] = mean - b[sigma[t]]
         w -= alpha * out[t]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +13,18 @@ from numpy.typing import NDArray
 from ordain import theory
 from ordain.orders import ORDERS
 from ordain.study.vectors.estimates import Estimate, slope
-from ordain.study.vectors.objectives import LABELS
 from ordain.study.vectors.vector_study import Figures, Record, Table, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Floats = NDArray[np.float64]
+LABELS = {
+    "quadratic": "quadratic, strongly convex",
+    "kinked": "kinked, strongly convex",
+    "sine": "PL, not convex",
+    "noisy": "PL, not convex, noisy",
+}
 _NOISY = "noisy"  # the one problem that shows the non-convex rates; the others show those under PL
 _AXES = {"K": 0, "n": 1}
 
@@ -36,8 +40,7 @@ _THEOREM = {"gap": "theorem_pl", "gradient": "theorem"}  # the field of a record
 _SHOWN = {"gap": ("quadratic", "kinked", "sine"), "gradient": ("sine", _NOISY)}
 
 
-@dataclass(frozen=True)
-class _Curve:
+class _Curve(NamedTuple):
     """Errors ``[seeds, points]`` at the step size that is best on average for each point, and its index in the grid."""
 
     at: list[int]
@@ -65,13 +68,11 @@ def _tuned(records: list[Record], config: Any, metric: str, epochs: int) -> tupl
 
 def _curve(records: Sequence[Record], config: Any, problem: str, order: str, metric: str, axis: str) -> _Curve:
     """Along ``axis`` "K" (at the study's n) or "n" (at its number of epochs)."""
-    along_k = [(epochs, config.n, epochs) for epochs in config.epochs]
-    along_n = [(n, n, config.at_epochs) for n in config.sizes]
-    found = {
-        at: _tuned(of, config, metric, epochs)
-        for at, n, epochs in (along_k if axis == "K" else along_n)
-        if (of := _of(records, config, problem, order, n))
-    }
+    found = {}
+    for at in config.epochs if axis == "K" else config.sizes:
+        n, epochs = (config.n, at) if axis == "K" else (at, config.at_epochs)
+        if of := _of(records, config, problem, order, n):
+            found[at] = _tuned(of, config, metric, epochs)
     values = np.array([values for values, _ in found.values()]).T
     return _Curve(list(found), values, [place for _, place in found.values()])
 
@@ -177,11 +178,9 @@ def say(config: Any, records: list[Record]) -> list[str]:
     if not said:
         return ["No problem has been measured with every seed for both GraB and RR yet."]
     said.insert(0, "In brackets: the exponents of the paper (upper bounds, up to logarithms).")
-    edges = set()
-    for name, order, metric, axis in product(config.problems, config.orders, _METRICS, _AXES):
-        if {0, len(config.grid) - 1} & set(_curve(records, config, name, order, metric, axis).places):
-            edges.add(name)
-    if edges:
+    curves = product(config.problems, config.orders, _METRICS, _AXES)
+    ends = {0, len(config.grid) - 1}
+    if edges := {name for name, *rest in curves if ends & set(_curve(records, config, name, *rest).places)}:
         said.append(f"At some points the best step size is the first or last of the grid ({', '.join(sorted(edges))}).")
     return said
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain.errors import InputError
+from ordain.herding import rearranged
 from ordain.study.vectors import rank_figures
 from ordain.study.vectors.vector_study import Point, Study
 
@@ -76,12 +78,13 @@ def _next(z: NDArray[Any], sigma: Indices, sharing: Sharing, *, first: bool) -> 
 
     def alone(visits: Indices) -> NDArray[np.int8]:
         """The signs that one process finds for these vectors."""
+        visits = np.ascontiguousarray(visits)  # or the loop is compiled once more, for rows with gaps
         return signs_by_steps(z, visits, 1, len(visits), paired, _mean(z, visits, first))
 
     if sharing.method == "exact":
-        return _reorder(alone(sigma), sigma)
+        return rearranged(alone(sigma), sigma)
     if sharing.method == "sum":
-        return _reorder(signs_by_steps(z, sigma, world, sharing.each, paired, _mean(z, sigma, first)), sigma)
+        return rearranged(signs_by_steps(z, sigma, world, sharing.each, paired, _mean(z, sigma, first)), sigma)
     if sharing.method == "independent":
         signs = np.stack([alone(sigma[rank::world]) for rank in range(world)], axis=1).ravel()
     else:
@@ -90,13 +93,8 @@ def _next(z: NDArray[Any], sigma: Indices, sharing: Sharing, *, first: bool) -> 
         signs = alone(turns.ravel()).reshape(turns.shape).transpose(0, 2, 1).ravel()
     new = np.empty_like(sigma)
     for rank in range(world):  # an example never leaves its rank
-        new[rank::world] = _reorder(signs[rank::world], sigma[rank::world])
+        new[rank::world] = rearranged(signs[rank::world], sigma[rank::world])
     return new
-
-
-def _reorder(signs: NDArray[np.int8], sigma: Indices) -> Indices:
-    """+1 to the front, -1 reversed to the back, and 0 in between."""
-    return np.concatenate([sigma[signs > 0], sigma[signs == 0], sigma[signs < 0][::-1]])
 
 
 def _mean(z: NDArray[Any], rows: Indices, first: bool) -> Floats:
@@ -135,10 +133,8 @@ class RankSimulation:
 def _points(config: RankSimulation) -> Iterator[Point]:
     """Methods that do not depend on the number of ranks are measured once, as one rank with 0 examples per step."""
     common = {"paired": False, "sketch": 0, "world": 1, "each": 0}
-    for data in config.data:
-        for seed in range(config.seeds):
-            for method, settings in _methods(config):
-                yield {"data": data, "seed": seed, "method": method} | common | settings
+    for data, seed, (method, settings) in product(config.data, range(config.seeds), _methods(config)):
+        yield {"data": data, "seed": seed, "method": method} | common | settings
 
 
 def _methods(config: RankSimulation) -> Iterator[tuple[str, dict[str, int]]]:

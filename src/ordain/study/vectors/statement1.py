@@ -52,9 +52,7 @@ def _measure(config: Statement1, point: Point) -> dict[str, Any]:
     return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
 
 
-def _grid(
-    config: Statement1, records: list[Record], order: str
-) -> tuple[list[int], NDArray[np.float64], Estimate | None]:
+def _grid(config: Statement1, records: list[Record], order: str) -> tuple[list[int], Floats, Estimate | None]:
     """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
     at = [n for n in config.sizes if len(where(records, n=n)) == config.seeds]
     values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
@@ -78,9 +76,8 @@ def _draw(config: Statement1, records: list[Record]) -> Figures:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(config.sizes))
     seeds = "one seed" if config.seeds == 1 else f"mean of {config.seeds} seeds (band: all of them)"
-    axes.set_xlabel("n: half are (1, 1), half (4, -2)")
-    axes.set_ylabel("longest centred prefix sum, l2 (log scale)")
-    axes.set_title(f"Statement 1: {seeds}")
+    label = "longest centred prefix sum, l2 (log scale)"
+    axes.set(xlabel="n: half are (1, 1), half (4, -2)", ylabel=label, title=f"Statement 1: {seeds}")
     finish(axes)
     figure.legend(loc="outside lower center", ncols=2, **LEGEND)
     return {"statement1": figure}

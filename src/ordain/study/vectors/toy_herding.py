@@ -66,10 +66,9 @@ def _draw(config: ToyHerding, records: list[Record]) -> Figures:
     # In an unfinished study one order may have a seed more than another.
     counts = sorted({len(where(records, order=order)) for order in _LABELS} - {0})
     seeds = "one seed" if counts == [1] else f"mean of {' or '.join(map(str, counts))} seeds (band: all)"
-    axes.set_yscale("log")
-    axes.set_xlabel("vectors in the prefix")
-    axes.set_ylabel("l2 norm of the centred prefix sum (log scale)")
-    axes.set_title(f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: {seeds}")
+    title = f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: {seeds}"
+    label = "l2 norm of the centred prefix sum (log scale)"
+    axes.set(yscale="log", xlabel="vectors in the prefix", ylabel=label, title=title)
     finish(axes)
     figure.legend(loc="outside right upper", **LEGEND)
     return {"prefix-norms": figure}
