@@ -60,7 +60,7 @@ def rows_of(batch: Gradients) -> Tensor:
 
 
 def sketches(batch: Any, k: int, seed: int = 0) -> Tensor:
-    (block,) = sketch(batch, k, seed=seed).blocks
+    block = sketch(batch, k, seed=seed).rows()
     assert block.shape[1] == k
     return block
 

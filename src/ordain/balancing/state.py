@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.balancing.balancers import Balancer, compiled_rule
+from ordain.errors import StateError
 
 # In the order in which they are saved.
 _COUNTERS = (
@@ -139,24 +140,21 @@ class BalanceState:
             "counters": [getattr(self, name) for name in _COUNTERS],
         }
 
-    def check(self, saved: dict[str, Any], dim: int | None) -> tuple[str, str, str] | None:
-        """What is wrong with a saved state: (field, what came, what was expected); None if nothing is."""
+    def check(self, saved: dict[str, Any], dim: int | None) -> None:
+        """Raise StateError if no state of this kind can have been saved like this."""
         for name, length in {"balancer_state": len(self.rule), "counters": len(_COUNTERS)}.items():
             if len(saved[name]) != length or not all(type(one) in (int, float) for one in saved[name]):
-                return name, repr(saved[name]), f"{length} numbers"
+                raise broken(name, repr(saved[name]), f"{length} numbers")
         found = saved["vectors"]
         if found is None:
-            return None
+            return
         counters = dict(zip(_COUNTERS, saved["counters"], strict=True))
         shapes: dict[str, tuple[int | None, ...]] = {"table": (1 if self.paired else 3, dim)}
         shapes |= {name: (dim,) for name in ("first", "part") if counters[f"{name}_slot"] >= 0}
         if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
-            return "vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}"
+            raise broken("vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}")
         for name, vector in found.items():
-            good = isinstance(vector, Tensor) and vector.is_floating_point() and vector.is_contiguous()
-            if not good or tuple(vector.shape) != shapes[name]:
-                return name, _kind(vector), f"a contiguous floating-point tensor of shape {shapes[name]}"
-        return None
+            check_vectors(name, vector, shapes[name])
 
     def load(self, saved: dict[str, Any]) -> list[int]:
         """Go back to a state that :meth:`check` has passed. Returns what :meth:`reset` returns."""
@@ -176,7 +174,22 @@ class BalanceState:
         return np.array([self.signed, self.summed, self.table is not None, len(self.waiting)])
 
 
-def _kind(value: Any) -> str:
+def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...]) -> None:
+    """The field of a saved state must be None or hold numbers of a gradient's dtype, of this shape."""
+    if vectors is None:
+        return
+    good = isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.is_contiguous()
+    if not good or tuple(vectors.shape) != shape:
+        raise broken(name, described(vectors), f"a contiguous floating-point tensor of shape {shape}")
+
+
+def broken(name: str, came: str, expected: str) -> StateError:
+    """The error for a field of a saved state that cannot have been saved."""
+    return StateError(f"a state whose {name!r} is {came}", expected=expected, remedy="Load a state as it was saved.")
+
+
+def described(value: Any) -> str:
+    """A value of a saved state, for messages."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
     return f"a {type(value).__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,63 +12,18 @@ import torch
 from torch import Tensor
 
 from ordain.errors import GradientError
-from ordain.gradients.hashing import HashFamily
-from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.gradients.factored import Factored
+from ordain.gradients.param_grads import Materialized
 from ordain.gradients.protocol import Gradients
 
 
-class Dense(Gradients):
-    """Per-example gradients held as blocks ``[B, d_1], [B, d_2], ...`` that are never joined."""
+class Dense(Factored):
+    """Per-example gradients held as blocks ``[B, d_1], [B, d_2], ...``, one after the other in the flat vector."""
 
     def __init__(self, blocks: Sequence[Tensor]) -> None:
-        self.blocks = tuple(blocks)
-        self._widths = [block.shape[1] for block in self.blocks]
-        self.size, self.dim = self.blocks[0].shape[0], sum(self._widths)
-        self.dtype, self.device = self.blocks[0].dtype, self.blocks[0].device
-
-    def gram(self) -> Tensor:
-        first, *rest = self.blocks
-        total = first @ first.T
-        for block in rest:
-            total.addmm_(block, block.T)
-        return total
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        parts = torch.split(vectors, self._widths, dim=1)
-        total = parts[0] @ self.blocks[0].T
-        for part, block in zip(parts[1:], self.blocks[1:], strict=True):
-            total.addmm_(part, block.T)
-        return total
-
-    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        return self.gram(), self.dot(vectors)
-
-    def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        return Dense([block[0::2] - block[1::2] for block in self.blocks]).products(vectors)
-
-    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            return torch.cat([weights @ block for block in self.blocks], dim=1)
-        for part, block in zip(torch.split(out, self._widths, dim=1), self.blocks, strict=True):
-            part.addmm_(weights, block)
-        return out
-
-    def select(self, rows: Tensor) -> Dense:
-        return Dense([block[rows] for block in self.blocks])
-
-    def rows(self, out: Tensor | None = None) -> Tensor:
-        return torch.cat(self.blocks, dim=1, out=out)
-
-    def add_sketch(self, family: HashFamily, out: Tensor) -> None:
-        for offset, block in self._placed():
-            family.hashes(offset, 1, block.shape[1], out).add_materialized(block.unsqueeze(1), out)
-
-    def by_parameter(self) -> tuple[list[tuple[int, ParamGrads]], float]:
-        return [(offset, Materialized(block.unsqueeze(1))) for offset, block in self._placed()], 1.0
-
-    def _placed(self) -> Iterator[tuple[int, Tensor]]:
-        offsets = accumulate(self._widths, initial=0)
-        return zip(offsets, self.blocks, strict=False)
+        offsets = list(accumulate((block.shape[1] for block in blocks), initial=0))
+        placed = [(offset, Materialized(block.unsqueeze(1))) for offset, block in zip(offsets, blocks, strict=False)]
+        super().__init__(placed, dim=offsets[-1], size=len(blocks[0]), scale=1.0, like=blocks[0])
 
 
 def as_gradients(grads: Any) -> Gradients:

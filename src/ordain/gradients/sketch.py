@@ -30,7 +30,7 @@ class Sketch:
 
     >>> one, other = torch.ones(1, 50), torch.arange(50.0)[None]
     >>> small = Sketch(16, seed=1)
-    >>> a, b, both = (small(Dense([g])).blocks[0] for g in (one, other, one + other))
+    >>> a, b, both = (small(Dense([g])).rows() for g in (one, other, one + other))
     >>> torch.allclose(a + b, both)
     True
     """

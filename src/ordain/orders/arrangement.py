@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ordain.balancing.state import broken
 from ordain.balancing.step import ASIDE, UNSEEN, WAITING
 from ordain.errors import InputError, OrdainWarning, StepError
 from ordain.gradients import Gradients
-from ordain.orders.saved_state import State, array, broken, check_count, check_permutation
+from ordain.orders.saved_state import State, array, check_count, check_permutation
 from ordain.orders.sign_log import Log, Settle
 from ordain.orders.units import Indices, Units
 

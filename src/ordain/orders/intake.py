@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ordain.balancing.state import broken
 from ordain.errors import GradientError, StateError
 from ordain.gradients import Gradients, Sketch
 from ordain.gradients.memory import shrinking
-from ordain.orders.saved_state import State, broken
+from ordain.orders.saved_state import State
 
 
 class Intake:

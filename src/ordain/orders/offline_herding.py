@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ordain import herding
+from ordain.balancing.state import broken, check_vectors
 from ordain.balancing.step import ASIDE, Decision
 from ordain.errors import InputError, MemoryLimitError
 from ordain.gradients import Gradients
@@ -18,7 +19,7 @@ from ordain.gradients.memory import scratch, shrinking
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.cursor import Cursor
 from ordain.orders.order import Order
-from ordain.orders.saved_state import State, array, broken, check_vectors
+from ordain.orders.saved_state import State, array
 from ordain.orders.sign_log import OrderLog, Settle
 from ordain.orders.units import Indices
 

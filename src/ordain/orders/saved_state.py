@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ordain.balancing.state import broken, described
 from ordain.errors import StateError
 
 STATE_VERSION = 3
@@ -85,7 +86,7 @@ def check_fields(state: State, like: State) -> None:
             good = value.dtype == mine.dtype and value.ndim == mine.ndim and value.shape[1:] == mine.shape[1:]
             good &= value.is_contiguous()  # one number can be made to look like terabytes
         if not good:
-            raise broken(name, _kind(value), _kind(mine))
+            raise broken(name, described(value), described(mine))
 
 
 def check_count(state: State, name: str, most: int | None = None) -> None:
@@ -97,30 +98,10 @@ def check_count(state: State, name: str, most: int | None = None) -> None:
 def check_permutation(state: State, name: str, n: int) -> None:
     """The field must be a permutation of ``range(n)``."""
     if len(state[name]) != n or not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
-        raise broken(name, _kind(state[name]), f"a permutation of range({n})")
-
-
-def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...]) -> None:
-    """The field must be None or hold numbers of a gradient's dtype, of this shape."""
-    if vectors is None:
-        return
-    good = isinstance(vectors, torch.Tensor) and vectors.is_floating_point() and vectors.is_contiguous()
-    if not good or tuple(vectors.shape) != shape:
-        raise broken(name, _kind(vectors), f"a contiguous floating-point tensor of shape {shape}")
+        raise broken(name, described(state[name]), f"a permutation of range({n})")
 
 
 def array(tensor: torch.Tensor) -> NDArray[Any]:
     """A copy of a tensor of a state, as an array."""
     copied: NDArray[Any] = tensor.cpu().numpy().copy()
     return copied
-
-
-def broken(name: str, came: str, expected: str) -> StateError:
-    """The error for a field that no order can have written."""
-    return StateError(f"a state whose {name!r} is {came}", expected=expected, remedy="Load a state as it was saved.")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
-    return f"a {type(value).__name__}"

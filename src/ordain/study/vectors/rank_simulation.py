@@ -110,7 +110,7 @@ def sketched(z: NDArray[Any], k: int, *, seed: int) -> NDArray[Any]:
 
     from ordain.gradients import sketch
 
-    (block,) = sketch(torch.from_numpy(z), k, seed=seed).blocks
+    block = sketch(torch.from_numpy(z), k, seed=seed).rows()
     small: NDArray[Any] = block.numpy()
     return np.ascontiguousarray(small[:, small.any(axis=0)])
 
