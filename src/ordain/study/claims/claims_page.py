@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ordain.study.claims import memory_claims, training_claims, vector_claims
+from ordain.study.claims import training_claims, vector_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Claim, Evidence, Finding
 from ordain.study.claims.pays import Gain, gains, pays_figure, tasks_figure
 from ordain.study.claims.reasons import reasons
@@ -18,7 +18,7 @@ from ordain.study.report.training_figures import Drawn, draw
 from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
 from ordain.study.tasks import TASKS
 
-CLAIMS = (*training_claims.CLAIMS, *memory_claims.CLAIMS, *vector_claims.CLAIMS)
+CLAIMS = (*training_claims.CLAIMS, *vector_claims.CLAIMS)
 _NAMES = (*training_claims.PAPER_TASKS, *training_claims.TABLES)
 _FIGURES = {
     "when-it-pays": (pays_figure, "What GraB gains over RR, in epochs and in processor seconds, by learning rate"),
