@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from ordain.study.claims.evidence import FAILS, HOLDS, NOT_RUN, OPEN, Claim, Evidence, Finding, together
-from ordain.study.claims.reasons import LAST
+from ordain.study.claims.pays import LAST
 from ordain.study.report.arm_rows import rows
 from ordain.study.report.number_text import bytes_text, p_equals
 from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, verdict

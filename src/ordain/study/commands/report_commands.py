@@ -65,12 +65,12 @@ def report(
                 typer.echo(f"{telling.title}: {telling.headline}" if telling.title else telling.headline)
                 for sentence in telling.sentences:
                     typer.echo(f"- {sentence.text}")
-            failures = []
+            failures = {}
         else:
             failures = write_reports(folder, out)
         typer.echo(f"The page: {(out or folder / 'report') / 'index.html'}")
-    for failure in failures:
-        typer.echo(f"ordain: {failure.folder}: {failure.why}", err=True)
+    for run, why in failures.items():
+        typer.echo(f"ordain: {run}: {why}", err=True)
     if failures:
         raise typer.Exit(2)
 

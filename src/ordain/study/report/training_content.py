@@ -83,7 +83,7 @@ def _table(view: View) -> Table:
     told = [place for place in range(len(COLUMNS)) if any(line[place] != NOTHING for line in lines)]
     return Table(
         f"{capital(view.title)}: numbers",
-        [COLUMNS[place].heading for place in told],  # older records lack some columns
+        [[*COLUMNS][place] for place in told],  # older records lack some columns
         [tuple(line[place] for place in told) for line in lines],
         [row.verdict for row in table],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
     from ordain.study.vectors.vector_study import Study
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run that could not be reported, and the reason."""
-
-    folder: Path
-    why: str
-
-
 def write_report(folder: Path, out: Path | None = None) -> Content:
     """Write the report on one run to ``out`` (default: ``folder/report``), and return its content.
 
@@ -44,17 +35,17 @@ def write_report(folder: Path, out: Path | None = None) -> Content:
     return content
 
 
-def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
-    """Write a report on each run in ``folder`` and an overview page; returns the runs that could not be read."""
+def write_reports(folder: Path, out: Path | None = None) -> dict[Path, str]:
+    """Write a report on each run in ``folder`` and an overview page; returns why runs could not be read, by folder."""
     out = out or folder / "report"
     parts: list[dict[str, Any]] = []
-    failures: list[Failure] = []
+    failures: dict[Path, str] = {}
     nothing: dict[str, Any] = {"link": None, "why": None, "facts": "", "tellings": [], "figure": None}
     for run in run_folders(folder):
         try:
             content = write_report(run, out / run.name)
         except OrdainError as error:
-            failures.append(Failure(run, str(error)))
+            failures[run] = str(error)
             parts.append(nothing | {"title": run.name, "why": str(error)})
             continue
         figure = embedded(content.figures[0]) if content.figures else None
