@@ -101,26 +101,23 @@ def limited_threads(count: int) -> Iterator[None]:
 
 def do(worker: Worker, job: Job, hear: Hear) -> None:
     """Run one job and report its failure as a message; exceptions in ``hear`` propagate."""
+    heard = True
 
     def tell(kind: Any, epoch: int, loss: float | None) -> None:
-        try:
-            hear(Message(kind, job, epoch, loss))
-        except Exception as error:
-            raise _NotHeardError from error
+        nonlocal heard
+        heard = False
+        hear(Message(kind, job, epoch, loss))
+        heard = True
 
     hear(Message("begun", job))
     try:
         state = worker.do(job, tell)
-    except _NotHeardError as error:
-        raise (error.__cause__ or error) from None
     except Exception:
+        if not heard:
+            raise
         hear(Message("failed", job, trace=traceback.format_exc()))
     else:
         hear(Message("finished", job, state=state))
-
-
-class _NotHeardError(Exception):
-    """The callback ``hear`` raised an exception."""
 
 
 class Team:
