@@ -16,15 +16,14 @@ from benchmarks.step import CASES, ROUNDS, job
 from benchmarks.timing import interleaved, median_ratio
 from ordain import GraB, RandomReshuffling, herding
 from ordain.study.runs.probe import per_example_gradients
-from ordain.study.tasks import TASKS
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.tasks import TASKS, LoadedTask
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 EPOCHS, SEEDS, BATCH = 10, 5, 32
 TIMED = ("logistic", "mlp", "lenet", "bert")
 
 
-def trained(problem: Problem) -> torch.nn.Module:
+def trained(problem: LoadedTask) -> torch.nn.Module:
     model = problem.build(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(0)
@@ -36,7 +35,7 @@ def trained(problem: Problem) -> torch.nn.Module:
     return model
 
 
-def objective(problem: Problem, model: torch.nn.Module, z: np.ndarray, **options: object) -> float:
+def objective(problem: LoadedTask, model: torch.nn.Module, z: np.ndarray, **options: object) -> float:
     """Of the order after ``EPOCHS`` epochs at these weights."""
     order = GraB(model, len(z), **options)
     for _ in range(EPOCHS):

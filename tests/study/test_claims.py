@@ -12,7 +12,7 @@ from study.study_records import end, epoch, path_of, start, write_config, write_
 from typer.testing import CliRunner
 
 from ordain.study import cli
-from ordain.study.claims import pays, reasons
+from ordain.study.claims import pays
 from ordain.study.claims.claims_page import CLAIMS, write_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
 from ordain.study.claims.training_claims import PAPER_TASKS, TABLES
@@ -218,7 +218,7 @@ def test_reasons(tmp_path: Path) -> None:
                 write_job(tmp_path / "mnist", arm, lr, seed, losses)
     write_config(tmp_path / "mnist")
     evidence = Evidence(tmp_path)
-    rate, wander = reasons.reasons(evidence, ["mnist"], pays.gains(evidence, ["mnist"]))
+    rate, wander = pays.reasons(evidence, ["mnist"], pays.gains(evidence, ["mnist"]))
     assert "0.01: 11 % higher (significant); 0.1 (RR's best): 11 % higher (significant)" in rate  # 1 against 0.9
     assert "by 0.00 % under GraB and 10.00 % under RR" in wander
     assert "lowest of RR's epochs is 10 % lower than the lowest of GraB's" in wander

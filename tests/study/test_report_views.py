@@ -14,11 +14,19 @@ from ordain.errors import InputError
 from ordain.study.report import training_content, write_report
 from ordain.study.report.arm_rows import COLUMNS, Spread, cells, reached, rows
 from ordain.study.report.curves import draw_curves, styles
-from ordain.study.report.missing_jobs import missing_jobs, with_missing_arms
 from ordain.study.report.number_text import plain
-from ordain.study.report.rates_table import rates_table
 from ordain.study.report.verdict_sentences import headline, sentences
-from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, metrics, problems, views
+from ordain.study.report.views import (
+    ACCURACY,
+    TRAIN,
+    VALID,
+    VALID_ACCURACY,
+    metrics,
+    missing_jobs,
+    problems,
+    views,
+    with_missing_arms,
+)
 from ordain.study.runs.records import read_run, select
 from ordain.study.runs.run_folder import read_header
 
@@ -62,14 +70,14 @@ def test_each_at_its_own_rate_and_all_at_that_of_rr(folder: Path) -> None:
 
 def test_every_order_at_every_rate(folder: Path) -> None:
     """Each beside RR at the same rate, and over the seeds both have."""
-    assert rates_table(read_run(folder)) is None
+    assert training_content.rates_table(read_run(folder)) is None
     ours, theirs = [0.41, 0.40, 0.42, 0.40], [0.60, 0.62, 0.61, 0.60, 0.90]
     jobs(folder, "rr", theirs, lr=0.3)
     jobs(folder, "grab", ours, lr=0.3)
     jobs(folder, "so", [0.5], lr=0.1)
     for seed in range(5):
         write_lines(path_of(folder, "greedy", 0.3, seed), [start("greedy", 0.3, seed), end(0, "refused", "too large")])
-    table = rates_table(read_run(folder))
+    table = training_content.rates_table(read_run(folder))
     assert table is not None
     assert table.headings == ("order", "at 0.1", "at 0.3")
     told = {row[0]: row[1:] for row in table.rows}

@@ -21,11 +21,10 @@ from ordain.errors import InputError, StateError
 from ordain.herding import herding_objective
 from ordain.orders import ORDERS
 from ordain.study import vectors
-from ordain.study.runs import arms, loop, probe, runner, seed_checks, train_job
+from ordain.study.runs import arms, job_files, loop, probe, runner, train_job
 from ordain.study.runs.arms import greedy_seconds
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
-from ordain.study.runs.process_memory import Memory
 from ordain.study.runs.run_folder import read_header
 from ordain.study.runs.runner import baseline_rates, run
 from ordain.study.tasks import TASKS
@@ -146,7 +145,7 @@ def test_scores_are_means_over_all_rows() -> None:
 
 def test_a_job_s_memory_is_its_own() -> None:
     """What one job has freed is not lent to the next, and its peak is not the next one's."""
-    memory, size = Memory.begin(), 48 << 20
+    memory, size = probe.Memory.begin(), 48 << 20
     if memory.start is None:
         pytest.skip("this system cannot reset the peak of a process")
     held = [bytearray(b"x" * 4096) for _ in range(size // 4096)]  # small pieces: the C library keeps what is freed
@@ -154,7 +153,7 @@ def test_a_job_s_memory_is_its_own() -> None:
     assert first is not None
     assert 0.9 * size <= first <= 1.5 * size
     held.clear()
-    memory = Memory.begin()
+    memory = probe.Memory.begin()
     second = memory.job_bytes()
     assert second is not None
     assert second < size / 4
@@ -383,12 +382,12 @@ def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights than the seed's first arm had; an order with a first epoch of its own."""
     model = nn.Linear(2, 2)
-    seed_checks.check_seed(tmp_path, 0, model, None)
-    seed_checks.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
+    job_files.check_seed(tmp_path, 0, model, None)
+    job_files.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
     with pytest.raises(StateError, match="other initial weights for seed 0"):
-        seed_checks.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
+        job_files.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
     with pytest.raises(StateError, match="first epoch is different"):
-        seed_checks.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
+        job_files.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 import ordain
-from ordain.study.commands.demo_command import demo
 from ordain.study.commands.listing_commands import data, tasks
-from ordain.study.commands.report_commands import claims, pack, report
+from ordain.study.commands.report_commands import claims, demo, pack, report
 from ordain.study.commands.run_command import run
 from ordain.study.commands.vector_commands import herd, simulate_ranks
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -46,18 +47,8 @@ _WHY = (
 
 def demo_config(*, seeds: int, epochs: int, limit: int | None = None) -> RunConfig:
     """The configuration of the demo: all orders, and retraining with GraB's last order."""
-    defaults = TASKS[_TRAINING].defaults
-    return RunConfig(
-        task=_TRAINING,
-        arms=(*ORDERS, RETRAIN),
-        rates=(RATE,),
-        seeds=tuple(range(seeds)),
-        epochs=epochs,
-        batch_size=defaults.batch_size,
-        momentum=defaults.momentum,
-        weight_decay=defaults.weight_decay,
-        limit=limit,
-    )
+    settings: dict[str, Any] = asdict(TASKS[_TRAINING].defaults) | {"rates": (RATE,), "epochs": epochs}
+    return RunConfig(task=_TRAINING, arms=(*ORDERS, RETRAIN), seeds=tuple(range(seeds)), limit=limit, **settings)
 
 
 def write_demo(

@@ -15,26 +15,16 @@ Report = Callable[[int, int], None]  # (done, total)
 def reporting(title: str, *, lines: bool = False) -> Iterator[Report]:
     """Context manager giving a callback (done, total); ``lines`` prints every 10 % if there is no terminal."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _by_tenths(title, console) if lines else _silent
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _silent(done: int, total: int) -> None:
-    pass
-
-
-def _by_tenths(title: str, console: Console) -> Report:
     tenths = 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title)
 
-    def report(done: int, total: int) -> None:
-        nonlocal tenths
-        if 10 * done // total > tenths:
-            tenths = 10 * done // total
-            console.print(f"{title}: {10 * tenths} %", highlight=False)
+        def report(done: int, total: int) -> None:
+            nonlocal tenths
+            bar.update(task, completed=done, total=total)
+            if lines and not console.is_terminal and 10 * done // total > tenths:
+                tenths = 10 * done // total
+                console.print(f"{title}: {10 * tenths} %", highlight=False)
 
-    return report
+        yield report

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from ordain.study.claims import memory_claims, training_claims, vector_claims
+from ordain.study.claims import training_claims, vector_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Claim, Evidence, Finding
-from ordain.study.claims.pays import Gain, gains, pays_figure, tasks_figure
-from ordain.study.claims.reasons import reasons
+from ordain.study.claims.pays import Gain, gains, pays_figure, reasons, tasks_figure
 from ordain.study.files import write_bytes
 from ordain.study.report.number_text import NOTHING, counted, p_text
 from ordain.study.report.page import embedded, render
@@ -18,23 +18,12 @@ from ordain.study.report.training_figures import Drawn, draw
 from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
 from ordain.study.tasks import TASKS
 
-CLAIMS = (*training_claims.CLAIMS, *memory_claims.CLAIMS, *vector_claims.CLAIMS)
+CLAIMS = (*training_claims.CLAIMS, *vector_claims.CLAIMS)
 _NAMES = (*training_claims.PAPER_TASKS, *training_claims.TABLES)
 _FIGURES = {
     "when-it-pays": (pays_figure, "What GraB gains over RR, in epochs and in processor seconds, by learning rate"),
     "when-it-pays-by-task": (tasks_figure, "The same for each task by itself: every seed, GraB and pairs"),
 }
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """A run in the list at the end of the page; ``link`` is the path of its report, if there is one."""
-
-    name: str
-    link: str | None
-    facts: str
-    note: str
-    commands: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class Page:
     figures: list[Drawn]
     pays: Table
     reasons: list[str]
-    runs: list[ListedRun]
+    runs: list[dict[str, Any]]  # those listed at the end of the page
     machines: list[str]
     note: str
 
@@ -63,24 +52,13 @@ def write_claims(folder: Path) -> Page:
     Raises:
         InputError: there is no run, or records cannot be read. Nothing is written then.
     """
-    page = read_claims(folder)
-    for figure in page.figures:
-        write_bytes(folder / f"{figure.name}.png", figure.png)
-    write_bytes(folder / "README.md", render("claims.md", page=page))
-    figures = [embedded(figure) for figure in page.figures]
-    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures))
-    return page
-
-
-def read_claims(folder: Path) -> Page:
-    """Check the claims against the runs in ``folder``."""
     headers = {path: read_header(path) for path in run_folders(folder)}
     evidence = Evidence(folder)
     found = gains(evidence, _NAMES)
     titles = {name: TASKS[name].title for name in _NAMES}
     drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
     machines = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers.values()]
-    return Page(
+    page = Page(
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),
@@ -89,6 +67,12 @@ def read_claims(folder: Path) -> Page:
         list(dict.fromkeys(machines)),
         _note(folder),
     )
+    for figure in page.figures:
+        write_bytes(folder / f"{figure.name}.png", figure.png)
+    write_bytes(folder / "README.md", render("claims.md", page=page))
+    figures = [embedded(figure) for figure in page.figures]
+    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures))
+    return page
 
 
 def _note(folder: Path) -> str:
@@ -97,12 +81,12 @@ def _note(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
-def _listed(path: Path, header: Header) -> ListedRun:
-    """Describe a run; repeated commands are listed once."""
+def _listed(path: Path, header: Header) -> dict[str, Any]:
+    """Describe a run, with the path of its report if there is one; repeated commands are listed once."""
     there = (path / "report" / "report.md").is_file()
     commands = list(dict.fromkeys(made.command or "" for made in header.made))
     link = f"{quote(path.name)}/report/report.md" if there else None
-    return ListedRun(path.name, link, _facts(header), _note(path), commands)
+    return {"name": path.name, "link": link, "facts": _facts(header), "note": _note(path), "commands": commands}
 
 
 def _pays_table(found: list[Gain]) -> Table:

@@ -1,4 +1,7 @@
-"""When ordering pays: the speed-up of GraB over RR at each learning rate, in epochs and in CPU time."""
+"""When ordering pays: the speed-up of GraB over RR at each learning rate, in epochs and in CPU time.
+
+Possible explanations: learning rate, noise of the last iterates, and staleness of gradients.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from matplotlib import rc_context
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, NullLocator
@@ -16,12 +19,15 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, N
 from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
 from ordain.study.report.arm_rows import reached
-from ordain.study.report.curves import FONTS
-from ordain.study.report.statistics import Comparison, compare
+from ordain.study.report.curves import FONTS, legend_below
+from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, verdict
+from ordain.study.report.views import Entry
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import Run, select
-from ordain.study.style import LEGEND, finish, style
+from ordain.study.style import finish, style
 
+_BEST = " (RR's best)"
+LAST = 5  # number of epochs at the end of a run
 _PARTS = {"epochs": "epochs", "seconds": "processor seconds"}
 ARMS = {"grab": 1, "grab-pair": 2}  # with the position of their style
 _LEAST, _MOST = 1 / 8, 8.0  # limits of the drawn ratios
@@ -109,8 +115,7 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
             axes.xaxis.set_minor_locator(NullLocator())
             finish(axes)
         both[0].set_ylabel("GraB sooner above 1, RR below")
-        handles, labels = both[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
+        legend_below(figure)
     return figure
 
 
@@ -130,11 +135,7 @@ def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | N
         grid[0, 1].set_title(f"the same in {_PARTS['seconds']}", fontsize=9.5)
         for axes in grid[-1]:
             axes.set_xlabel("learning rate")
-        seen: dict[str, Artist] = {}
-        for axes in grid.flat:
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-                seen.setdefault(label, handle)
-        figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncols=3, **LEGEND)
+        legend_below(figure, columns=3, font=None)
         figure.supylabel("times fewer until RR's lowest training loss at that rate", fontsize=9.5)
     return figure
 
@@ -177,3 +178,64 @@ def _scales(axes: Axes) -> None:
 
 def _drawn(gain: Gain, part: str) -> float:
     return float(np.clip(gain.median(part) or 0.0, _LEAST, _MOST))
+
+
+def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> list[str]:
+    """Sentences on learning rate, last iterates and staleness, as far as they were measured."""
+    lines = [_rate(name, [gain for gain in found if (gain.run, gain.arm) == (name, "grab")]) for name in names]
+    for say, runs in ((_wander, names), (_stale, ("mnist-stale", "cifar10-stale", "digits"))):
+        for name in runs:
+            ours, theirs = evidence.entry(name, "grab"), evidence.entry(name, BASELINE)
+            lines.append(say(name, ours, theirs) if ours and theirs else "")
+    return [line for line in lines if line]
+
+
+def _rate(name: str, gains: Sequence[Gain]) -> str:
+    """The gain of GraB at each learning rate."""
+    if len(gains) < 2:
+        return ""
+    words = {HELPS: "significant", WORSE: "significant"}
+    told = [
+        f"{gain.rate:g}{_BEST if gain.best else ''}: {_share(gain.relative)}"
+        f" ({words.get(verdict(gain.loss), 'inconclusive')})"
+        for gain in gains
+    ]
+    return f"Learning rate, {name}: GraB's final training loss compared with RR's at the same rate. {'; '.join(told)}."
+
+
+def _share(relative: float) -> str:
+    return f"{100 * abs(relative):.2g} % {'lower' if relative < 0 else 'higher'}"
+
+
+def _wander(name: str, ours: Entry, theirs: Entry) -> str:
+    """The relative deviation of the training loss from a linear trend over the last epochs."""
+    losses = [entry.epochs.train_loss.drop(index=0, level="epoch").dropna() for entry in (ours, theirs)]
+    if any(of.groupby("seed").size().min() < LAST for of in losses):
+        return ""
+    mine, rr = (of.groupby("seed").agg(_wandering).mean() for of in losses)
+    lowest = [entry.epochs.train_loss.groupby("seed").min().mean() for entry in (ours, theirs)]
+    return (
+        f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss deviates from a "
+        f"linear trend by {100 * mine:.2f} % under GraB and {100 * rr:.2f} % under RR (mean over seeds). "
+        f"The lowest of RR's epochs is {_share(lowest[1] / lowest[0] - 1)} than the lowest of GraB's."
+    )
+
+
+def _wandering(losses: pd.Series) -> float:
+    """Relative deviation from a linear trend, for one seed."""
+    last, at = losses.to_numpy()[-LAST:], np.arange(LAST)
+    trend = np.polyval(np.polyfit(at, last, 1), at)
+    return float(np.std(last - trend) / last.mean())
+
+
+def _stale(name: str, ours: Entry, theirs: Entry) -> str:
+    """Staleness and herding objective of a run with ``--herding``."""
+    told = ours.epochs.stale_fresh.drop(index=0, level="epoch").dropna()
+    mine, rr = ours.jobs.herding.mean(), theirs.jobs.herding.mean()
+    if told.empty or np.isnan(mine) or np.isnan(rr):
+        return ""
+    return (
+        f"Staleness, {name}, rate {ours.rate:g}: the cosine similarity of gradients in consecutive epochs is "
+        f"{told.min():.2f} to {told.max():.2f} (mean {told.mean():.2f}); in the last epoch the herding objective "
+        f"is {mine:.3g} for GraB and {rr:.3g} for RR."
+    )

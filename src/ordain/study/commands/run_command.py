@@ -7,8 +7,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -100,17 +101,13 @@ def run(
         )
         named = [word.strip() for word in (own if orders is None else orders).split(",")]
         counts = _listed("--ranks", ranks, int, expected="different positive integers", example="1,2")
+        chosen: dict[str, Any] = {"rates": rates, "batch_size": batch_size or defaults.batch_size}
+        chosen["epochs"] = epochs or (ablation.epochs if ablation else None) or defaults.epochs
         config = RunConfig(
+            **asdict(defaults) | chosen,
             task=trained.name,
             arms=on_ranks(named, counts, ranks_mode),
-            rates=rates,
             seeds=tuple(range(seeds or _SEEDS)),
-            epochs=epochs or (ablation.epochs if ablation else None) or defaults.epochs,
-            batch_size=batch_size or defaults.batch_size,
-            momentum=defaults.momentum,
-            weight_decay=defaults.weight_decay,
-            plateau=defaults.plateau,
-            clip=defaults.clip,
             study=ablation.name if ablation else "training",
             protocol=protocol,
             group=group,

@@ -112,35 +112,28 @@ def _verdict(entry: Entry, comparison: Comparison | None) -> str:
     return f"{said}; {entry.reason}" if entry.reason else said
 
 
-@dataclass(frozen=True)
-class Column:
-    """A heading and the function that formats a row's cell, given the decimals of train and validation loss."""
-
-    heading: str
-    text: Callable[[Row, int, int], str]
-
-
-COLUMNS = (
-    Column("order", lambda row, *_: row.label),
-    Column("verdict", lambda row, *_: row.verdict),
-    Column("rate", lambda row, *_: NOTHING if row.rate is None else f"{row.rate:g}"),
-    Column("final train loss", lambda row, train, _: spread(row.train.mean, row.train.sd, train)),
-    Column("valid loss", lambda row, _, valid: spread(row.valid.mean, row.valid.sd, valid)),
-    Column("test acc. %", lambda row, *_: spread(row.accuracy.mean, row.accuracy.sd, 2)),
-    Column("epochs to RR's best", lambda row, *_: NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}"),
-    Column("time to RR's best", lambda row, *_: seconds_text(row.seconds_to_goal)),
-    Column("time / RR", lambda row, *_: number(row.time_ratio, 2)),
-    Column("CPU time / RR", lambda row, *_: number(row.cpu_ratio, 2)),
-    Column("order.step() / time", lambda row, *_: NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %"),
-    Column("order's state", lambda row, *_: bytes_text(row.order_bytes)),
-    Column("job's memory", lambda row, *_: bytes_text(row.job_bytes)),
-    Column("p", lambda row, *_: p_text(row.comparison.p if row.comparison else None)),
-    Column("Holm p", lambda row, *_: p_text(row.comparison.holm if row.comparison else None)),
-)
+# Each heading with the function that formats a row's cell, given the decimals of train and validation loss.
+COLUMNS: dict[str, Callable[[Row, int, int], str]] = {
+    "order": lambda row, *_: row.label,
+    "verdict": lambda row, *_: row.verdict,
+    "rate": lambda row, *_: NOTHING if row.rate is None else f"{row.rate:g}",
+    "final train loss": lambda row, train, _: spread(row.train.mean, row.train.sd, train),
+    "valid loss": lambda row, _, valid: spread(row.valid.mean, row.valid.sd, valid),
+    "test acc. %": lambda row, *_: spread(row.accuracy.mean, row.accuracy.sd, 2),
+    "epochs to RR's best": lambda row, *_: NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}",
+    "time to RR's best": lambda row, *_: seconds_text(row.seconds_to_goal),
+    "time / RR": lambda row, *_: number(row.time_ratio, 2),
+    "CPU time / RR": lambda row, *_: number(row.cpu_ratio, 2),
+    "order.step() / time": lambda row, *_: NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %",
+    "order's state": lambda row, *_: bytes_text(row.order_bytes),
+    "job's memory": lambda row, *_: bytes_text(row.job_bytes),
+    "p": lambda row, *_: p_text(row.comparison.p if row.comparison else None),
+    "Holm p": lambda row, *_: p_text(row.comparison.holm if row.comparison else None),
+}
 
 
 def cells(table: Sequence[Row]) -> list[tuple[str, ...]]:
     """Format the rows, one cell per column in :data:`COLUMNS`."""
     losses = [row.train.mean for row in table], [row.valid.mean for row in table]
     train, valid = (places([mean for mean in column if mean is not None]) for column in losses)
-    return [tuple(column.text(row, train, valid) for column in COLUMNS) for row in table]
+    return [tuple(text(row, train, valid) for text in COLUMNS.values()) for row in table]

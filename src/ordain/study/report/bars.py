@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,19 +73,14 @@ def time_figure(view: View) -> Figure | None:
     return figure
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One bar chart in a row of several: the value of each table row, and its label."""
-
-    title: str
-    get: Callable[[Row], float | None]
-    text: Callable[[float], str]
+# One bar chart in a row of several: its title, the value of each table row, and the label of a value.
+_Panel = tuple[str, Callable[[Row], float | None], Callable[[float], str]]
 
 
 def memory_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | None:
     """Memory of the order's state and of the whole job."""
-    held = _Panel("Order's memory", lambda row: row.order_bytes, bytes_text)
-    added = _Panel("Job's memory", lambda row: row.job_bytes, bytes_text)
+    held: _Panel = ("Order's memory", lambda row: row.order_bytes, bytes_text)
+    added: _Panel = ("Job's memory", lambda row: row.job_bytes, bytes_text)
     return _panels(table, looks, [held, added], missing="not measured")
 
 
@@ -94,8 +88,8 @@ def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | No
     """Epochs and time until RR's lowest train loss with the same seed."""
     if not any(is_baseline(row.name) and row.epochs_to_goal is not None for row in table):
         return None
-    epochs = _Panel("Epochs to RR's best", lambda row: row.epochs_to_goal, "{:g}".format)
-    time = _Panel("Time to RR's best", lambda row: row.seconds_to_goal, seconds_text)
+    epochs: _Panel = ("Epochs to RR's best", lambda row: row.epochs_to_goal, "{:g}".format)
+    time: _Panel = ("Time to RR's best", lambda row: row.seconds_to_goal, seconds_text)
     return _panels(table, looks, [epochs, time], missing="not reached")
 
 
@@ -103,20 +97,20 @@ def _panels(
     table: Sequence[Row], looks: Mapping[str, Style], panels: Sequence[_Panel], *, missing: str
 ) -> Figure | None:
     shown = [row for row in table if row.train.mean is not None]
-    panels = [panel for panel in panels if any(panel.get(row) is not None for row in shown)]
+    panels = [panel for panel in panels if any(panel[1](row) is not None for row in shown)]
     if not panels:
         return None
     with rc_context(FONTS):
         figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
         both: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, panel in zip(both, panels, strict=True):
-            values = [panel.get(row) for row in shown]
+        for axes, (title, get, text) in zip(both, panels, strict=True):
+            values = [get(row) for row in shown]
             for place, (row, value) in enumerate(zip(shown, values, strict=True)):
                 axes.barh(place, value or 0.0, color=looks[row.name].color, height=0.62)
-                said = missing if value is None else panel.text(value)
+                said = missing if value is None else text(value)
                 axes.text(value or 0.0, place, f" {said}", va="center", fontsize=8, color=_FAINT)
             axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
-            axes.set_title(panel.title)
+            axes.set_title(title)
             axes.xaxis.set_major_locator(MaxNLocator(3))
             axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar is labelled
             finish(axes)

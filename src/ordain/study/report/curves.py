@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -53,7 +54,7 @@ def curve_figure(
         figure.set_size_inches(WIDTH, _height(drawn))
         axes.set_title(title)
         axes.set_ylabel(metric.title)
-        legend_below(figure, axes)
+        legend_below(figure)
     return figure
 
 
@@ -116,14 +117,17 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
         axes.set_ylabel(f"{metric.title} after the last epoch")
         axes.set_xlabel("learning rate (ring: selected; x: a seed diverged)")
         finish(axes)
-        legend_below(figure, axes)
+        legend_below(figure)
     return figure
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend below the figure, in two columns, to fit narrow screens."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, **LEGEND)
+def legend_below(figure: Figure, *, columns: int = 2, font: float | None = 9) -> None:
+    """Put one legend for all axes below the figure, in two columns, to fit narrow screens."""
+    found: list[tuple[Artist, str]] = []
+    for axes in figure.axes:
+        before = {label for _, label in found}
+        found += [pair for pair in zip(*axes.get_legend_handles_labels(), strict=True) if pair[1] not in before]
+    figure.legend(*zip(*found, strict=True), loc="outside lower center", ncols=columns, fontsize=font, **LEGEND)
 
 
 def _height(arms: int) -> float:

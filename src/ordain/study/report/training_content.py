@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ordain.study.report.arm_rows import COLUMNS, Row, cells, rows
-from ordain.study.report.missing_jobs import missing_jobs, with_missing_arms
-from ordain.study.report.number_text import NOTHING, bytes_text, capital
+from ordain.study.report.arm_rows import COLUMNS, Row, cells, final_spread, rows
+from ordain.study.report.number_text import NOTHING, bytes_text, capital, p_equals, places, spread
 from ordain.study.report.page_content import (
     Content,
     Section,
@@ -18,10 +17,21 @@ from ordain.study.report.page_content import (
     value_text,
 )
 from ordain.study.report.rank_comparison import ranks_section, ranks_table
-from ordain.study.report.rates_table import rates_table
+from ordain.study.report.statistics import Comparison
 from ordain.study.report.training_figures import training_figures
-from ordain.study.report.verdict_sentences import OUT, Sentence, headline, sentences
-from ordain.study.report.views import Problem, View, metrics, problems, views
+from ordain.study.report.verdict_sentences import OUT, Sentence, headline, mean_over, sentences
+from ordain.study.report.views import (
+    TRAIN,
+    Entry,
+    Problem,
+    View,
+    at_rate,
+    metrics,
+    missing_jobs,
+    problems,
+    views,
+    with_missing_arms,
+)
 from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.records import Run
 from ordain.study.runs.run_folder import TRAINING
@@ -73,7 +83,7 @@ def _table(view: View) -> Table:
     told = [place for place in range(len(COLUMNS)) if any(line[place] != NOTHING for line in lines)]
     return Table(
         f"{capital(view.title)}: numbers",
-        [COLUMNS[place].heading for place in told],  # older records lack some columns
+        [[*COLUMNS][place] for place in told],  # older records lack some columns
         [tuple(line[place] for place in told) for line in lines],
         [row.verdict for row in table],
     )
@@ -136,3 +146,34 @@ def _problem_table(out: Sequence[Problem]) -> Table:
 def _subject(run: Run) -> str:
     study = run.config.get("study", TRAINING)
     return "orders compared" if study == TRAINING else f"study of {study}"
+
+
+def rates_table(run: Run) -> Table | None:
+    """Final training losses compared with RR at the same rate; None if there is only one rate."""
+    rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
+    if len(rates) < 2:
+        return None
+    found = [at_rate(run, rate) for rate in rates]
+    decimals = places([loss for view in found for entry in view.shown.values() for loss in entry.final(TRAIN).dropna()])
+    columns = [_column(view, decimals) for view in found]
+    rows = [(arm.label, *cells) for arm, *cells in zip(run.arms.values(), *columns, strict=True)]
+    return Table("Every rate: final training loss", ("order", *(f"at {rate:g}" for rate in rates)), rows)
+
+
+def _column(view: View, decimals: int) -> list[str]:
+    found = view.comparisons(TRAIN)
+    return [_cell(entry, view.baseline(name), found.get(name), decimals) for name, entry in view.entries.items()]
+
+
+def _cell(entry: Entry, baseline: Entry | None, found: Comparison | None, decimals: int) -> str:
+    """Mean ± standard deviation, relative difference from RR over common seeds, and its p-value."""
+    if not entry.seeds:
+        return entry.reason
+    finals = final_spread(entry, TRAIN)
+    told = spread(finals.mean, finals.sd, decimals)
+    if baseline is None or found is None or found.difference is None:
+        return told
+    base = mean_over(baseline, TRAIN, found.seeds)
+    if base:
+        told += f"; {100 * found.difference / base:+.2f} %"
+    return told if found.p is None else f"{told}, {p_equals(found.p)}"

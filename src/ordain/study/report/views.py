@@ -1,12 +1,17 @@
-"""Views of a run: each arm at its own best learning rate, or all at RR's best rate (the paper's protocol)."""
+"""Views of a run: each arm at its own best learning rate, or all at RR's best rate (the paper's protocol).
+
+Jobs that no view compares are listed as problems.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
+from ordain.orders import ORDERS
 from ordain.study.report.number_text import counted
 from ordain.study.report.statistics import Comparison, compare, corrected, number_or_none
 from ordain.study.runs.arms import baseline_of, is_baseline
@@ -206,3 +211,37 @@ def _entry(run: Run, name: str, rate: float | None) -> Entry:
 def _without(run: Run, name: str, rate: float | None, reason: str) -> Entry:
     """An entry without finished jobs."""
     return Entry(run.arms[name], rate, select(run.jobs, "", 0.0), select(run.epochs, "", 0.0), reason)
+
+
+def with_missing_arms(run: Run) -> Run:
+    """Add an empty arm for each configured arm without records."""
+    names = [name for name in _list(run, "arms", str) if name not in run.arms]
+    empty = {name: Arm(name, ORDERS[name].label if name in ORDERS else name, name) for name in names}
+    return replace(run, arms={**run.arms, **empty})
+
+
+def missing_jobs(run: Run, found: Sequence[View]) -> list[Problem]:
+    """The configured jobs without a record."""
+    return gathered(
+        [
+            Problem(run.arms[name].label, (rate,), (seed,), "not started")
+            for name in _list(run, "arms", str)
+            for rate in _rates_of(name, run, found)
+            for seed in _list(run, "seeds", int)
+            if (name, rate, seed) not in run.jobs.index
+        ]
+    )
+
+
+def _rates_of(name: str, run: Run, found: Sequence[View]) -> list[float]:
+    """The rates an arm runs at; under protocol ``"paper"`` only the best rate of its RR, once that is known."""
+    if run.config.get("protocol") != "paper" or is_baseline(name):
+        return [float(rate) for rate in _list(run, "rates", (int, float))]
+    baseline = found[0].baseline(name)
+    return [baseline.rate] if baseline and baseline.rate is not None else []
+
+
+def _list(run: Run, key: str, kind: Any) -> list[Any]:
+    """The items of a setting that have the expected type."""
+    value = run.config.get(key)
+    return [one for one in value if isinstance(one, kind)] if isinstance(value, list) else []

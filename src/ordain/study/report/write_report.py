@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ordain.errors import OrdainError
+from ordain.errors import InputError, OrdainError
+from ordain.study import vectors
 from ordain.study.files import write_bytes
 from ordain.study.report.page import embedded, render
-from ordain.study.report.page_content import Content
+from ordain.study.report.page_content import Content, Section, Table, Telling, commands, made_with
 from ordain.study.report.training_content import training_content
-from ordain.study.report.vector_content import vector_content
+from ordain.study.report.training_figures import draw
+from ordain.study.report.verdict_sentences import Sentence
+from ordain.study.runs.record_lines import records_file
 from ordain.study.runs.records import read_run
-from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
+from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
+from ordain.study.strict_json import read_bytes
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that could not be reported, and the reason."""
-
-    folder: Path
-    why: str
+if TYPE_CHECKING:
+    from ordain.study.vectors.vector_study import Study
 
 
 def write_report(folder: Path, out: Path | None = None) -> Content:
@@ -32,35 +30,28 @@ def write_report(folder: Path, out: Path | None = None) -> Content:
         InputError: there is no run, or its records cannot be read. Nothing is written then.
     """
     header = read_header(folder)
-    content = training_content(read_run(folder)) if header.kind == TRAINING else vector_content(folder, header)
+    content = training_content(read_run(folder)) if header.kind == TRAINING else _vector_content(folder, header)
     write_content(content, out or folder / "report")
     return content
 
 
-def write_reports(folder: Path, out: Path | None = None) -> list[Failure]:
-    """Write a report on each run in ``folder`` and an overview page; returns the runs that could not be read."""
+def write_reports(folder: Path, out: Path | None = None) -> dict[Path, str]:
+    """Write a report on each run in ``folder`` and an overview page; returns why runs could not be read, by folder."""
     out = out or folder / "report"
     parts: list[dict[str, Any]] = []
-    failures: list[Failure] = []
+    failures: dict[Path, str] = {}
+    nothing: dict[str, Any] = {"link": None, "why": None, "facts": "", "tellings": [], "figure": None}
     for run in run_folders(folder):
-        part: dict[str, Any] = {
-            "title": run.name,
-            "link": None,
-            "why": None,
-            "facts": "",
-            "tellings": [],
-            "figure": None,
-        }
         try:
             content = write_report(run, out / run.name)
         except OrdainError as error:
-            failures.append(Failure(run, str(error)))
-            parts.append(part | {"why": str(error), "figure": None})
+            failures[run] = str(error)
+            parts.append(nothing | {"title": run.name, "why": str(error)})
             continue
         figure = embedded(content.figures[0]) if content.figures else None
         title = content.title if content.title.startswith(run.name) else f"{run.name}: {content.title}"
         said = {"facts": content.facts, "tellings": content.tellings, "figure": figure}
-        parts.append(part | {"title": title, "link": f"{quote(run.name)}/index.html"} | said)
+        parts.append(nothing | {"title": title, "link": f"{quote(run.name)}/index.html"} | said)
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / "index.html", render("overview.html", parts=parts))
     return failures
@@ -75,3 +66,35 @@ def write_content(content: Content, out: Path) -> None:
     figures = {figure.name: embedded(figure) for figure in content.figures}
     write_bytes(out / "index.html", render("report.html", content=content, figures=figures))
     write_bytes(out / "report.md", render("report.md", content=content))
+
+
+def _vector_content(folder: Path, header: Header) -> Content:
+    """Build the report from the study's own sentences, figures and table."""
+    if header.kind not in vectors.STUDIES:
+        raise InputError(
+            f"a study of kind {header.kind!r} in {folder}",
+            expected=f"training, {', '.join(vectors.STUDIES)}",
+            remedy="Use the ordain that wrote it.",
+        )
+    study = vectors.STUDIES[header.kind]
+    headings, rows = study.table(folder)
+    figures = [
+        draw(name, f"Figure: {name.replace('-', ' ')}", figure) for name, figure in study.figures(folder).items()
+    ]
+    return Content(
+        title=study.title,
+        facts="",
+        warnings=_unfinished(study, folder, header),
+        tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
+        sections=[Section("Figures", "", figures)] if figures else [],
+        tables=[Table("Numbers", headings, rows)] if rows else [],
+        made_with=made_with(header),
+        commands=commands(header),
+    )
+
+
+def _unfinished(study: Study[Any], folder: Path, header: Header) -> list[str]:
+    """A warning if some configured points have not been measured."""
+    asked = sum(1 for _ in study.points(study.sizes(False, **header.config)))
+    measured = read_bytes(records_file(folder)).count(b"\n")
+    return [f"Unfinished: {measured:,} of {asked:,} points have been measured."] if measured < asked else []

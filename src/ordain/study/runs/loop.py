@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -11,23 +12,7 @@ from torch.utils.data import BatchSampler
 
 from ordain import Order
 from ordain.study.runs.config import RunConfig
-from ordain.study.tasks import LoadedTask as Problem
-
-
-@dataclass
-class Seconds:
-    """Wall-clock time of an epoch by part. ``ordering`` is ``order.step()`` and the first draw of the epoch."""
-
-    data: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    ordering: float = 0.0
-    optimizer: float = 0.0
-    evaluation: float = 0.0
-
-    def to_json(self) -> dict[str, float]:
-        """Seconds rounded to microseconds."""
-        return {name: round(value, 6) for name, value in asdict(self).items()}
+from ordain.study.tasks import LoadedTask
 
 
 @dataclass(frozen=True)
@@ -39,7 +24,7 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(problem: Problem, model: nn.Module, x: Tensor, y: Tensor) -> Score:
+def evaluate(problem: LoadedTask, model: nn.Module, x: Tensor, y: Tensor) -> Score:
     """Evaluate on all rows, one chunk at a time."""
     model.eval()
     loss, hits, total = 0.0, 0, 0
@@ -54,14 +39,17 @@ def evaluate(problem: Problem, model: nn.Module, x: Tensor, y: Tensor) -> Score:
 
 
 def epoch_of_steps(
-    problem: Problem,
+    problem: LoadedTask,
     config: RunConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     order: Order,
-    seconds: Seconds,
+    seconds: defaultdict[str, float],
 ) -> None:
-    """Train for one epoch, adding the time of each part to ``seconds``."""
+    """Train for one epoch, adding the wall-clock time of each of ``PARTS`` to ``seconds``.
+
+    ``ordering`` is ``order.step()`` and the first draw of the epoch.
+    """
     x, y, forward, loss = problem.train_x, problem.train_y, problem.forward, problem.loss
     parameters = list(model.parameters())
     # A DataLoader would draw from order.sampler in the same way, but for in-memory tensors, fetching and collating
@@ -70,7 +58,7 @@ def epoch_of_steps(
     start = perf_counter()
     batch = next(batches, None)
     data = perf_counter()
-    seconds.ordering += data - start  # the first draw adopts the next order; Greedy herds here
+    seconds["ordering"] += data - start  # the first draw adopts the next order; Greedy herds here
     while batch is not None:
         rows = torch.tensor(batch)
         batch_x, batch_y = x.index_select(0, rows), y.index_select(0, rows)
@@ -86,11 +74,11 @@ def epoch_of_steps(
         optimizer.step()
         optimizer.zero_grad()
         end = perf_counter()
-        seconds.data += forth - data
-        seconds.forward += back - forth
-        seconds.backward += ordering - back
-        seconds.ordering += stepping - ordering
-        seconds.optimizer += end - stepping
+        seconds["data"] += forth - data
+        seconds["forward"] += back - forth
+        seconds["backward"] += ordering - back
+        seconds["ordering"] += stepping - ordering
+        seconds["optimizer"] += end - stepping
         data = end
         batch = next(batches, None)
 

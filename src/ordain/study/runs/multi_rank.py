@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.tasks import LoadedTask
 
 # Timeout in seconds. Other ranks wait while rank 0 evaluates; the parent process notices a rank that dies.
 PATIENCE = 24 * 3600.0
@@ -39,7 +39,7 @@ class Ranks:
         dist.broadcast(told, src=0)
         return [float(number) for number in told]
 
-    def parallel(self, problem: Problem, model: nn.Module, batch_size: int) -> nn.Module:
+    def parallel(self, problem: LoadedTask, model: nn.Module, batch_size: int) -> nn.Module:
         """Wrap the model in DistributedDataParallel if there are several ranks.
 
         DistributedDataParallel rebuilds its buckets, and with them the summation order, after the first backward pass.

@@ -1,18 +1,31 @@
-"""Per-example gradients at fixed weights, used to measure the herding objective (Eq. 3) and gradient staleness."""
+"""Measurements of a job: memory, and per-example gradients at fixed weights.
+
+The gradients give the herding objective (Eq. 3) and the staleness of gradients.
+"""
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ordain import Order
 from ordain.errors import InputError
 from ordain.gradients import ExactSource
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.runs.arms import STORING, Arm, stored_bytes
+from ordain.study.tasks import LoadedTask
 
 _MOST_BYTES = 256 * 2**20
 _ROWS = 128
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def check_size(n: int, d: int) -> None:
@@ -25,7 +38,7 @@ def check_size(n: int, d: int) -> None:
         )
 
 
-def per_example_gradients(problem: Problem, model: nn.Module) -> Tensor:
+def per_example_gradients(problem: LoadedTask, model: nn.Module) -> Tensor:
     """The gradient of each training example, ``[n, d]``; ``model`` is not modified."""
     watched = copy.deepcopy(model)  # hooks of the order are on the original model
     watched.zero_grad()
@@ -47,3 +60,75 @@ def stale_fresh(stale: Tensor, fresh: Tensor) -> float | None:
     if not kept.any():
         return None
     return float(((stale * fresh).sum(dim=1)[kept] / norms[kept]).mean())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory use of one job; ``start`` is the resident size of the process when the job began.
+
+    ``start`` is None if the system cannot reset the peak (anything but Linux).
+    """
+
+    start: int | None
+
+    @classmethod
+    def begin(cls) -> Memory:
+        """Release memory of earlier jobs and reset the peak.
+
+        Otherwise a job could reuse memory freed by an earlier one and appear to need none.
+        """
+        gc.collect()  # reference cycles may keep the last job's gradients alive
+        _trim()
+        try:
+            _CLEAR.write_text("5")
+        except OSError:
+            return cls(None)
+        return cls(_status_bytes("VmHWM"))
+
+    def peak_bytes(self) -> int:
+        """The peak resident size of this process (including Python, torch and data) since :meth:`begin`.
+
+        If the system cannot reset the peak, since the process started.
+        """
+        found = _status_bytes("VmHWM")
+        if found is not None:
+            return found
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def job_bytes(self) -> int | None:
+        """The peak minus the size at :meth:`begin`: model, order, batches and evaluation, but not the data."""
+        return None if self.start is None else max(0, self.peak_bytes() - self.start)
+
+
+def _trim() -> None:
+    """Return freed memory to the system (glibc only)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library; Windows has no CDLL(None)
+        return
+
+
+def _status_bytes(name: str) -> int | None:
+    try:
+        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def order_bytes(order: Order, arm: Arm, n: int, d: int) -> int:
+    """Size of the order's ``state_dict()`` in bytes.
+
+    For Greedy and Herding this is the size of the n stored gradients: copying them to measure them would change
+    the peak.
+    """
+    return stored_bytes(arm, n, d) if arm.order in STORING else _bytes(order.state_dict())
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(_bytes(part) for part in state.values())
+    return 8 * len(state) if isinstance(state, list) else 0

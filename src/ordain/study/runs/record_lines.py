@@ -8,9 +8,7 @@ jobs follow each other.
 
 from __future__ import annotations
 
-import json
 import lzma
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -225,26 +223,3 @@ def _unpacked(folder: Path) -> bytes:
         raise InputError(
             f"{folder / PACKED}: {error}", expected="what `ordain pack` wrote", remedy="Restore the file."
         ) from error
-
-
-class RecordWriter:
-    """Appends lines to a record, after truncating it to its first ``keep`` lines."""
-
-    def __init__(self, path: Path, *, keep: int = 0) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = path.read_bytes().splitlines(keepends=True)[:keep] if keep else []
-        self._file = path.open("r+b" if keep else "wb")
-        self._file.truncate(sum(len(line) for line in kept))
-        self._file.seek(0, os.SEEK_END)
-        self.lines = len(kept)
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Write one line and flush it to disk."""
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.lines += 1
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

@@ -15,7 +15,7 @@ from ordain.study.runs import probe
 from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
 from ordain.study.strict_json import STRICT, validated
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.tasks import LoadedTask
 
 TRAINING = "training"  # kind of a training run
 FORMAT = 1
@@ -112,7 +112,7 @@ def write_config(out: Path, content: dict[str, Any]) -> None:
     write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def describe(problem: Problem, config: RunConfig, *, verify: bool) -> dict[str, Any]:
+def describe(problem: LoadedTask, config: RunConfig, *, verify: bool) -> dict[str, Any]:
     """Sizes and notes of a problem; raises InputError if the configuration cannot run on it."""
     n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
     arms = [parse(name, group=config.group) for name in config.arms]

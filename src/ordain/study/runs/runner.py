@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from ordain.study.data import data_dir
 from ordain.study.lock import only_one
 from ordain.study.machine import provenance
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
-from ordain.study.runs.board import check_installed
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
+from ordain.study.runs.record_writer import check_installed
 from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config, write_config
-from ordain.study.runs.team import Message, do_here, do_in_processes
+from ordain.study.runs.team import Message, do_here, do_in_processes, load_problem
 from ordain.study.runs.train_job import Setting
-from ordain.study.runs.worker import load_problem
 from ordain.study.tasks import TASKS
 
 _LARGEST = 1e38  # largest rate: close to the float32 maximum
@@ -122,42 +121,37 @@ def run(
 
 def check(config: RunConfig) -> None:
     """Raise InputError if the configuration cannot be run."""
+    for came, expected, remedy in _faults(config):
+        raise InputError(came, expected=expected, remedy=remedy)
+
+
+def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with a configuration, what was expected, and the remedy."""
     if config.task not in TASKS:
-        raise InputError(f"the task {config.task!r}", expected=f"one of {', '.join(TASKS)}", remedy="See: ordain tasks")
+        yield f"the task {config.task!r}", f"one of {', '.join(TASKS)}", "See: ordain tasks"
+    size = config.batch_size
     for arm in (parse(name, group=config.group) for name in config.arms):
-        if config.batch_size % arm.ranks:
-            raise InputError(
-                f"{arm.name} with batches of {config.batch_size}",
-                expected=f"a batch size that is divisible by {arm.ranks} ranks",
-                remedy=f"Write --batch-size {-(-config.batch_size // arm.ranks) * arm.ranks}, or use fewer ranks.",
-            )
-    lists = {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}
-    for name, given in lists.items():
+        if size % arm.ranks:
+            remedy = f"Write --batch-size {-(-size // arm.ranks) * arm.ranks}, or use fewer ranks."
+            yield f"{arm.name} with batches of {size}", f"a batch size that is divisible by {arm.ranks} ranks", remedy
+    for name, given in {"orders": config.arms, "rates": config.rates, "seeds": config.seeds}.items():
         if not given or len(set(given)) < len(given):
             came = f"no {name}" if not given else f"{name} {', '.join(map(str, given))}"
-            raise InputError(came, expected=f"at least one of {name}, without repetition", remedy="List each once.")
+            yield came, f"at least one of {name}, without repetition", "List each once."
     if any(not 0 < lr <= _LARGEST for lr in config.rates):
-        raise InputError(
-            f"rates {', '.join(map(str, config.rates))}",
-            expected=f"rates above 0, up to {_LARGEST:g}",
-            remedy="Write --lr 0.1,0.01, for example.",
-        )
-    if min(config.epochs, config.batch_size, config.group, config.threads) < 1 or min(config.seeds) < 0:
-        raise InputError(
-            "a number of epochs, examples, seeds or threads below 1", expected="1 or more", remedy="Leave it out."
-        )
+        came, remedy = f"rates {', '.join(map(str, config.rates))}", "Write --lr 0.1,0.01, for example."
+        yield came, f"rates above 0, up to {_LARGEST:g}", remedy
+    if min(config.epochs, size, config.group, config.threads) < 1 or min(config.seeds) < 0:
+        yield "a number of epochs, examples, seeds or threads below 1", "1 or more", "Leave it out."
     for option, limit in (("--greedy-hours", config.greedy_hours), ("--memory-limit", config.memory_limit)):
         if not (math.isfinite(limit) and limit > 0):
-            raise InputError(f"{option} {limit}", expected="a finite number above 0", remedy="Leave it out.")
+            yield f"{option} {limit}", "a finite number above 0", "Leave it out."
     alone = [arm for arm in config.arms if baseline_of(arm, config.arms) is None]
     if config.protocol == "paper" and alone:
-        raise InputError(
-            f"the paper's protocol without rr for {', '.join(alone)}",
-            expected="rr, or rr with the same unit size: other orders run at its best rate",
-            remedy="Add rr to --orders.",
-        )
+        expected = "rr, or rr with the same unit size: other orders run at its best rate"
+        yield f"the paper's protocol without rr for {', '.join(alone)}", expected, "Add rr to --orders."
     if RETRAIN in config.arms and SOURCE not in config.arms:
-        raise InputError("retrain without grab", expected="grab, whose last order it reuses", remedy="Add grab.")
+        yield "retrain without grab", "grab, whose last order it reuses", "Add grab."
 
 
 def _known(config: RunConfig, out: Path) -> list[Job]:

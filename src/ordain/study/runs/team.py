@@ -1,4 +1,4 @@
-"""Worker processes: starting them, giving them jobs, and handling their failures.
+"""Workers, which hold the problem in memory and run jobs, and the processes that they run in.
 
 If a worker fails, the others continue; if the parent dies, all workers exit.
 """
@@ -12,21 +12,24 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from ordain.study.runs.arms import parse
+import torch
+from threadpoolctl import threadpool_limits
+
+from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
 from ordain.study.runs.job import Job
-from ordain.study.runs.multi_rank import Ranks, joined
-from ordain.study.runs.train_job import Setting
-from ordain.study.runs.worker import Worker, limited_threads, load_problem
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.runs.loop import epoch_of_steps, make_optimizer
+from ordain.study.runs.multi_rank import ALONE, Ranks, joined
+from ordain.study.runs.train_job import Setting, Tell, train
+from ordain.study.tasks import TASKS, LoadedTask
 
 _GRACE = 5.0  # seconds to wait for messages of other ranks after a failure
 
@@ -46,45 +49,90 @@ class Message:
 Hear = Callable[[Message], None]
 
 
+def load_problem(setting: Setting) -> LoadedTask:
+    """Load the task's problem."""
+    config = setting.config
+    return TASKS[config.task].load(setting.folder, config.limit, weights=config.weights, verify=setting.verify)
+
+
+class Worker:
+    """Runs jobs on one problem, as one of ``ranks``."""
+
+    def __init__(self, setting: Setting, problem: LoadedTask, ranks: Ranks = ALONE) -> None:
+        self._setting, self._problem, self._ranks = setting, problem, ranks
+        self._warm: set[tuple[str, int, str]] = set()
+
+    def do(self, job: Job, tell: Tell) -> str:
+        """Run one job and return its state."""
+        setting = self._setting
+        arm = parse(job.arm, group=setting.config.group)
+        kind = arm.order, arm.group, arm.mode
+        if arm.name != RETRAIN and kind not in self._warm:
+            self._warm_up(arm)
+            self._warm.add(kind)
+        return train(self._problem, setting, job, tell=tell, ranks=self._ranks)
+
+    def _warm_up(self, arm: Arm) -> None:
+        """Trigger just-in-time compilation, so that it does not count as training time."""
+        config, problem = self._setting.config, self._problem
+        few = min(len(problem.train_x), 2 * config.batch_size + 1)
+        problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
+        config = replace(config, batch_size=config.batch_size // self._ranks.size)
+        model = problem.build(0).train()
+        parallel = self._ranks.parallel(problem, model, config.batch_size)
+        order = build_order(arm, model, few, seed=0, memory_limit=2**40)
+        optimizer = make_optimizer(model, config, lr=0.0)
+        for _ in range(2):
+            epoch_of_steps(problem, config, parallel, optimizer, order, defaultdict(float))
+        order.detach()
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Limit torch and BLAS (used by herding through NumPy) to ``count`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with threadpool_limits(limits=count):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def do(worker: Worker, job: Job, hear: Hear) -> None:
     """Run one job and report its failure as a message; exceptions in ``hear`` propagate."""
+    heard = True
 
     def tell(kind: Any, epoch: int, loss: float | None) -> None:
-        try:
-            hear(Message(kind, job, epoch, loss))
-        except Exception as error:
-            raise _NotHeardError from error
+        nonlocal heard
+        heard = False
+        hear(Message(kind, job, epoch, loss))
+        heard = True
 
     hear(Message("begun", job))
     try:
         state = worker.do(job, tell)
-    except _NotHeardError as error:
-        raise (error.__cause__ or error) from None
     except Exception:
+        if not heard:
+            raise
         hear(Message("failed", job, trace=traceback.format_exc()))
     else:
         hear(Message("finished", job, state=state))
 
 
-class _NotHeardError(Exception):
-    """The callback ``hear`` raised an exception."""
-
-
 class Team:
-    """A group of ``size`` processes (one per rank) that run one job at a time."""
+    """A group of ``size`` processes (one per rank) that run one job at a time; the first failure ends them all."""
 
     def __init__(self, setting: Setting, size: int) -> None:
         self.size = size
         self.job: Job | None = None
-        self._last: Message | None = None  # rank 0's message, held back until all ranks are done
-        self._folder = tempfile.TemporaryDirectory(prefix="ordain-ranks-") if size > 1 else None
-        store = Path(self._folder.name) / "store" if self._folder else None
+        self._finished: dict[Connection, Message] = {}  # held back until all ranks are done
+        self._folder = tempfile.TemporaryDirectory(prefix="ordain-ranks-")
         self._processes: dict[Connection, BaseProcess] = {}
-        self._busy: set[Connection] = set()
         context = multiprocessing.get_context("spawn")
         for rank in range(size):
             ours, theirs = context.Pipe()
-            ranks = Ranks(rank, size, store)
+            ranks = Ranks(rank, size, Path(self._folder.name) / "store" if size > 1 else None)
             process = context.Process(target=_serve, args=(theirs, setting, ranks), daemon=True)
             process.start()
             theirs.close()
@@ -92,44 +140,48 @@ class Team:
 
     @property
     def connections(self) -> list[Connection]:
-        """Connections to the processes."""
+        """Connections to the processes, by rank; none after a failure."""
         return list(self._processes)
 
     def give(self, job: Job) -> None:
         """Start a job."""
-        self.job, self._busy = job, set(self._processes)
-        for connection in self._processes:
-            with suppress(OSError):  # the process has exited; hear() will notice
-                connection.send(job)
+        self.job, self._finished = job, {}
+        self._send(job)
 
     def hear(self, connection: Connection) -> Message | None:
         """Receive a message from a process; None if it needs no handling. The last one is "finished" or "failed"."""
         if self.job is None or connection not in self._processes:
             return None
-        message = self._received(connection, self.job)
+        message, first = self._received(connection, self.job), self.connections[0]
         if message.kind == "failed":
-            return self._failed(connection, message) if self.size > 1 else self._over(message)
-        if connection == self.connections[0]:
-            if message.kind != "finished":
-                return message
-            self._last = message
-        if message.kind == "finished":
-            self._busy.discard(connection)
-        return self._over(self._last) if not self._busy and self._last else None
+            message = self._failed(connection, message)
+        elif message.kind == "finished":
+            self._finished[connection] = message
+            if len(self._finished) < self.size:
+                return None
+            message = self._finished[first]
+        elif connection != first:
+            return None
+        if message.kind in ("finished", "failed"):
+            self.job = None
+        return message
 
-    def dismiss(self, *, now: bool) -> None:
-        """End the processes; ``now`` also ends a running job."""
-        for connection, process in self._processes.items():
-            if now:
+    def dismiss(self) -> None:
+        """End the processes and, if there is one, the running job."""
+        if self.job is None:
+            self._send(None)
+        else:
+            for process in self._processes.values():
                 process.terminate()
-            else:
-                with suppress(OSError):  # the process has exited
-                    connection.send(None)
         for process in self._processes.values():
             process.join()
         self._processes = {}
-        if self._folder:
-            self._folder.cleanup()
+        self._folder.cleanup()
+
+    def _send(self, job: Job | None) -> None:
+        for connection in self._processes:
+            with suppress(OSError):  # the process has exited; hear() will notice
+                connection.send(job)
 
     def _received(self, connection: Connection, job: Job) -> Message:
         try:
@@ -139,12 +191,6 @@ class Team:
             process.join()
             who = f"rank {self.connections.index(connection)}" if self.size > 1 else "the worker"
             return Message("failed", job, trace=f"{who} ended with exit code {process.exitcode}")
-        return message
-
-    def _over(self, message: Message) -> Message:
-        self.job = self._last = None
-        if message.kind == "failed" and not all(process.is_alive() for process in self._processes.values()):
-            self.dismiss(now=True)
         return message
 
     def _failed(self, connection: Connection, first: Message) -> Message:
@@ -160,9 +206,11 @@ class Team:
                 if message.kind == "failed":
                     found.append((one, message.trace))
         ranks = self.connections
+        self.dismiss()
+        if self.size == 1:
+            return first
         traces = [f"rank {ranks.index(one)}: {trace.strip()}" for one, trace in sorted(found, key=_is_cause)]
-        self.dismiss(now=True)
-        return self._over(Message("failed", first.job, trace="\n\n".join(traces)))
+        return Message("failed", first.job, trace="\n\n".join(traces))
 
 
 def _is_cause(found: tuple[Connection, str]) -> bool:
@@ -195,7 +243,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def do_here(jobs: Sequence[Job], setting: Setting, problem: Problem, hear: Hear) -> None:
+def do_here(jobs: Sequence[Job], setting: Setting, problem: LoadedTask, hear: Hear) -> None:
     """Run jobs in this process; jobs with several ranks still get their own processes."""
     worker = Worker(setting, problem)
     with limited_threads(setting.config.threads):
@@ -223,19 +271,14 @@ def do_in_processes(jobs: Sequence[Job], setting: Setting, count: int, hear: Hea
                     if message is not None:
                         hear(message)
             for team in [one for one in teams if one.job is None]:
-                _go_on(team, teams, waiting)
+                if waiting and team.connections and _size(waiting[0]) == team.size:
+                    team.give(waiting.popleft())
+                else:
+                    team.dismiss()
+                    teams.remove(team)
     finally:
         for team in teams:
-            team.dismiss(now=team.job is not None)
-
-
-def _go_on(team: Team, teams: list[Team], waiting: deque[Job]) -> None:
-    """Give an idle team the next job if it needs the same number of ranks; otherwise end the team."""
-    if waiting and team.connections and _size(waiting[0]) == team.size:
-        team.give(waiting.popleft())
-    else:
-        team.dismiss(now=False)
-        teams.remove(team)
+            team.dismiss()
 
 
 def _size(job: Job) -> int:

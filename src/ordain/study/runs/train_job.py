@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +19,14 @@ from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateErr
 from ordain.herding import herding_objective
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
-from ordain.study.runs.board import Board
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
-from ordain.study.runs.job_checkpoint import Checkpoints, DamagedCheckpointError
-from ordain.study.runs.loop import Score, Seconds, epoch_of_steps, evaluate, make_optimizer, make_schedule
+from ordain.study.runs.job_files import Checkpoints, DamagedCheckpointError, check_seed, keep_order, kept_order
+from ordain.study.runs.loop import Score, epoch_of_steps, evaluate, make_optimizer, make_schedule
 from ordain.study.runs.multi_rank import ALONE, Ranks
-from ordain.study.runs.process_memory import Memory, order_bytes
-from ordain.study.runs.record_lines import RecordWriter, read_record
-from ordain.study.runs.seed_checks import check_seed, keep_order, kept_order
-from ordain.study.tasks import LoadedTask as Problem
+from ordain.study.runs.record_lines import PARTS, read_record
+from ordain.study.runs.record_writer import RecordWriter
+from ordain.study.tasks import LoadedTask
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]
@@ -46,7 +45,7 @@ class Setting:
     tensorboard: bool = False  # log to TensorBoard as well
 
 
-def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
+def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
     """Run ``job`` to its end and return its state: ``"done"``, ``"diverged"`` or ``"refused"``.
 
     An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
@@ -76,20 +75,20 @@ def train(problem: Problem, setting: Setting, job: Job, *, tell: Tell, ranks: Ra
 class _Task:
     """A job with everything it needs on this rank."""
 
-    problem: Problem
+    problem: LoadedTask
     setting: Setting
     job: Job
     arm: Arm
     ranks: Ranks
     checkpoints: Checkpoints
     tell: Tell
-    memory: Memory = field(default_factory=Memory.begin)
+    memory: probe.Memory = field(default_factory=probe.Memory.begin)
 
     def lead(self, saved: dict[str, Any] | None) -> str:
         """Rank 0: decide, train, measure and write."""
         arm, job, out, ranks = self.arm, self.job, self.setting.out, self.ranks
-        writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0)
-        board = Board(out, job, first=saved["epoch"] + 1 if saved else 0) if self.setting.tensorboard else None
+        board = job.board(out) if self.setting.tensorboard else None
+        writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0, board=board)
         try:
             n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
             if saved is None:
@@ -103,7 +102,7 @@ class _Task:
                     why = str(error)
                 else:
                     ranks.hear(_GO)
-                    state = training.go(writer, board)
+                    state = training.go(writer)
                     why = "the loss is not finite" if state == "diverged" else None
                     if arm.order == SOURCE and arm.shares_first and state == "done":
                         keep_order(training.order, job.order(out))
@@ -111,8 +110,6 @@ class _Task:
             writer.write({"kind": "end", "epochs": max(writer.lines - 2, 0), "state": state, "why": why, **more})
         finally:
             writer.close()
-            if board:
-                board.close()
         self.checkpoints.remove()
         ranks.hear(_OVER)
         return state
@@ -128,7 +125,7 @@ class _Task:
                         expected=f"to load {self.job.checkpoint(self.setting.out)} like rank 0",
                         remedy="Run the same command again.",
                     )
-                training.go(None, None)
+                training.go(None)
                 continue
             try:
                 saved = self.checkpoints.load() if word == _RESUMED else None  # None if rank 0 has removed it
@@ -184,7 +181,7 @@ class _Training:
         run = cls(task, config, model, optimizer, schedule, order, parallel)
         if saved is not None:
             try:
-                run._restore(saved)
+                run.restore(saved)
             except MemoryError:
                 raise
             except Exception as error:  # torch and orders raise many kinds of errors
@@ -195,23 +192,23 @@ class _Training:
         run.sent = order.sent_bytes
         return run
 
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        if self.schedule:
-            self.schedule.load_state_dict(saved["schedule"])
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        for name, part in self._parts().items():
+            if part is not None:
+                part.load_state_dict(saved[name])
         alone = self.task.arm.mode == "independent"
         self.order.load_state_dict(saved["order"][self.task.ranks.rank] if alone else saved["order"])
         self.order.resume(self.order.n)  # the saved epoch is over
         self.epoch = saved["epoch"]
 
-    def go(self, writer: RecordWriter | None, board: Board | None) -> str:
+    def go(self, writer: RecordWriter | None) -> str:
         """Train until the last epoch or until the loss is not finite; only rank 0 has a ``writer``."""
         try:
             if self.epoch == 0:
-                self._end_epoch(Seconds(), 0.0, writer, board)
+                self._end_epoch(defaultdict(float), 0.0, writer)
             while self.epoch < self.config.epochs:
-                seconds, cpu = Seconds(), process_time()
+                seconds, cpu = defaultdict[str, float](float), process_time()
                 self.epoch += 1
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
@@ -221,7 +218,7 @@ class _Training:
                     except OrdainError:
                         if all(bool(p.isfinite().all()) for p in self.model.parameters()):
                             raise
-                if not self._end_epoch(seconds, process_time() - cpu, writer, board):
+                if not self._end_epoch(seconds, process_time() - cpu, writer):
                     return "diverged"
                 if self.epoch < self.config.epochs:
                     self._save(writer)
@@ -237,24 +234,22 @@ class _Training:
             task.tell("checkpoint", self.epoch, None)
 
     def _state(self, lines: int, orders: list[dict[str, Any]] | None) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "lines": lines,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule else None,
-            "order": self.order.state_dict() if orders is None else orders,
-        }
+        parts = {name: part.state_dict() if part is not None else None for name, part in self._parts().items()}
+        order = self.order.state_dict() if orders is None else orders
+        return {"epoch": self.epoch, "lines": lines, **parts, "order": order}
 
-    def _end_epoch(self, seconds: Seconds, cpu: float, writer: RecordWriter | None, board: Board | None) -> bool:
+    def _parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+
+    def _end_epoch(self, seconds: defaultdict[str, float], cpu: float, writer: RecordWriter | None) -> bool:
         """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
-        measured = self._write(seconds, cpu, writer, board) if writer is not None else (False, 0.0)
+        measured = self._write(seconds, cpu, writer) if writer is not None else (False, 0.0)
         finite, valid = self.task.ranks.hear(*measured)
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid)
         return bool(finite)
 
-    def _write(self, seconds: Seconds, cpu: float, writer: RecordWriter, board: Board | None) -> tuple[bool, float]:
+    def _write(self, seconds: defaultdict[str, float], cpu: float, writer: RecordWriter) -> tuple[bool, float]:
         """Measure and write a line; returns whether the losses are finite, and the validation loss."""
         start = perf_counter()
         task, problem = self.task, self.task.problem
@@ -264,7 +259,7 @@ class _Training:
             test = self._score(problem.test_x, problem.test_y)
         finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
         herding, stale_fresh = self._probe() if finite else (None, None)
-        seconds.evaluation += perf_counter() - start
+        seconds["evaluation"] += perf_counter() - start
         line = {
             "kind": "epoch",
             "epoch": self.epoch,
@@ -275,16 +270,14 @@ class _Training:
             "test_accuracy": test.accuracy if test else None,
             "herding": herding,
             "stale_fresh": stale_fresh,
-            "seconds": seconds.to_json(),
+            "seconds": {part: round(seconds[part], 6) for part in (*PARTS, "evaluation")},
             "cpu_seconds": round(cpu, 6),
-            "order_bytes": order_bytes(self.order, task.arm, len(problem.train_x), _length(self.model)),
+            "order_bytes": probe.order_bytes(self.order, task.arm, len(problem.train_x), _length(self.model)),
             "peak_bytes": task.memory.peak_bytes(),
             "job_bytes": task.memory.job_bytes(),
             "sent_bytes": self._sent_per_step(),
         }
         writer.write(line)
-        if board:
-            board.add(line)
         task.tell("epoch", self.epoch, _finite(train.loss))
         return finite, valid.loss
 
