@@ -18,8 +18,8 @@ from torch.nn import functional
 from ordain.gradients.combined import total
 from ordain.gradients.memory import chunk_numbers, in_pieces
 from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
+from ordain.gradients.rules.folding import per_channel, trailing
 from ordain.gradients.rules.registry import Use, register_rule
-from ordain.gradients.rules.trailing import trailing
 
 _PATCH_NUMBERS = 2**18  # 1 MB of float32 patches at a time: they are still in the cache when multiplied
 
@@ -291,6 +291,6 @@ def _forms(weights: list[ParamGrads], bias: Tensor | None, grads: list[Tensor]) 
     if weights:
         forms["weight"] = total(weights)
     if bias is not None and bias.requires_grad:
-        sums = [b.transpose(1, 2).flatten(2).sum(dim=2) for b in grads]
+        sums = [per_channel(b) for b in grads]
         forms["bias"] = Materialized.flat(torch.stack(sums).sum(dim=0) if len(sums) > 1 else sums[0])
     return forms
