@@ -26,7 +26,7 @@ from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.recurrent import cell, recurrent
 from ordain.gradients.sources.check import check_sums
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.params import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose
 
 _TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
 
@@ -73,16 +73,8 @@ class ExactSource:
         self._joinable = {m for m in self._hooks.paths if all(users[p] == 1 for p in m.parameters(recurse=False))}
         self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
+        self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
         self.attach()
-
-    def attach(self) -> None:
-        self._hooks.attach()
-
-    def detach(self) -> None:
-        self._hooks.detach()
-
-    def drop(self, size: int | None = None) -> bool:
-        return self._hooks.drop(size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """It watches one model, whatever is copied."""

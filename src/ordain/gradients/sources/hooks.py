@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
 from ordain.gradients.rules import Use, Watch, watch_for
-from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 from ordain.gradients.sources.backward import Backwards
 from ordain.gradients.sources.layout import Layout, examples_in
+from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -54,37 +54,44 @@ class Hooks:
 
     Nothing is registered before :meth:`attach`.
 
+    Args:
+        model: called once for each batch.
+        params: those to order by.
+        batch_dim: the batch dimension of the model's inputs.
+        whole: watch the model as one module, and do not probe its batch dimensions.
+
     Attributes:
-        paths: the modules that are watched, and what they are called.
-        layout: which dimension counts the examples.
+        paths: the watched modules and their names.
+        layout: batch dimensions.
         sharded: which parameter stands for which.
-        rerunning: a forward of our own is not the user's: set while there may be one.
+        rerunning: set while a module may be run again, which is no forward of the user's.
         coarse: has anything been computed in less than float32?
     """
 
-    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int) -> None:
+    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int, whole: bool = False) -> None:
         self._model = model
         self._params = dict.fromkeys(params)  # a set that keeps their order
-        self._batch_dim = batch_dim
+        self._batch_dim, self._whole = batch_dim, whole
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = False
-        self.layout = Layout(model, batch_dim)
+        self.layout = Layout(model, batch_dim, probes=not whole)
         self.rerunning = False
-        self._mixing = mixing_modules(model)
+        self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
         self._backwards = Backwards(self._finish)
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
-        self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
+        self._arrived: dict[Tensor, Tensor] | None = None  # what autograd gave the parameters; None: not asked for
         self.paths = {
             module: path
-            for path, module in model.named_modules()
+            for path, module in ([("", model)] if whole else model.named_modules())
             # A rule that watches its module may answer for submodules that are never called.
-            if any(p in self._params for p in module.parameters(recurse=watch_for(module) is not None))
+            if any(p in self._params for p in module.parameters(recurse=whole or watch_for(module) is not None))
         }
+        self._watches = {} if whole else {module: watch for module in self.paths if (watch := watch_for(module))}
         self.sharded = Sharded(model, self._stand)
         self._handles: list[Any] = []
         self._arrival_handles: dict[Tensor, Any] = {}
@@ -96,14 +103,14 @@ class Hooks:
         self._handles += self.sharded.watch()
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self.paths:
-            watch = watch_for(module)
-            if watch is not None:
-                start = partial(self._start, watch)
+            if module in self._watches:
+                start = partial(self._start, self._watches[module])
                 self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
-        self.ask()
+        if not self._whole:
+            self.ask()
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""

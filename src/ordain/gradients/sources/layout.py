@@ -26,9 +26,9 @@ Shapes = dict[tuple[str, int], tuple[int, ...]]
 class Layout:
     """Remembers, for each call of each module in a pass, where its inputs and outputs count examples."""
 
-    def __init__(self, model: nn.Module, batch_dim: int) -> None:
-        self._model, self._batch_dim = model, batch_dim
-        self.probed = False
+    def __init__(self, model: nn.Module, batch_dim: int, *, probes: bool = True) -> None:
+        self._model, self._batch_dim, self._probes = model, batch_dim, probes
+        self.probed = not probes
         self._shorter: dict[tuple[nn.Module, int], Shapes] = {}
         self._mixed = False
         self._output: Any = None  # of the probe, if the model draws no random numbers
@@ -90,7 +90,7 @@ class Layout:
 
     def failed(self) -> None:
         """The forward that the probe was made for failed: if the probe did too, that says nothing of the model."""
-        self.probed = bool(self._shorter)
+        self.probed = not self._probes or bool(self._shorter)
 
     def _counts(self, leaf: Any, size: int) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > self._batch_dim and leaf.shape[self._batch_dim] == size

@@ -17,7 +17,7 @@ from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
 from ordain.gradients.sources.backward import Backwards
 from ordain.gradients.sources.layout import examples_in
-from ordain.gradients.sources.params import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose
 
 
 class MicrobatchSource:
