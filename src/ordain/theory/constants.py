@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ordain.errors import InputError
 
-__all__ = ["Constants", "lambert_w", "walk_bound"]
-
 
 @dataclass(frozen=True)
 class Constants:

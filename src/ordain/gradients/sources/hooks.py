@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +35,6 @@ class Pass:
     size: int
     calls: dict[nn.Module, int] = field(default_factory=dict)  # of each module so far
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
-
-
-class Taken(NamedTuple):
-    """What the backwards since the last time brought.
-
-    Attributes:
-        passes: those that a backward has reached, the oldest first.
-        arrived: what autograd gave the parameters; None where it was not asked, or cannot be told.
-    """
-
-    passes: list[Pass]
-    arrived: dict[Tensor, Tensor] | None
 
 
 class Hooks:
@@ -81,7 +69,7 @@ class Hooks:
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
-        self._backwards = Backwards(self._finish)
+        self._backwards = Backwards(lambda brought: self._ready.update(brought))
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._arrived: dict[Tensor, Tensor] | None = None  # what autograd gave the parameters; None: not asked for
@@ -269,17 +257,17 @@ class Hooks:
             use.note_versions()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
-    def _finish(self, brought: dict[int, Pass]) -> None:
-        self._ready |= brought
-
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         if self._arrived is not None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     # --- after it ---------------------------------------------------------------------------------
 
-    def take(self) -> Taken:
-        """What there is, once: it is not kept, and autograd is not asked again before :meth:`ask`."""
+    def take(self) -> tuple[list[Pass], dict[Tensor, Tensor] | None]:
+        """The passes that a backward has reached, the oldest first, and what autograd gave the parameters.
+
+        The latter is None where it was not asked for, or cannot be told; it is not asked again before :meth:`ask`.
+        """
         if self._backwards.brought:
             self._backwards.forget()
         ready, self._ready = self._ready, {}
@@ -287,7 +275,7 @@ class Hooks:
         for handle in self._arrival_handles.values():
             handle.remove()
         self._arrival_handles = {}
-        return Taken([ready[number] for number in sorted(ready)], arrived)
+        return [ready[number] for number in sorted(ready)], arrived
 
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""

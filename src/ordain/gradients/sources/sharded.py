@@ -60,9 +60,6 @@ class Sharded:
                 self._own[module] = own
         self._modules = [one for one in model.modules() if any(inner in self._own for inner in one.modules())]
 
-    def __bool__(self) -> bool:
-        return bool(self._own)
-
     def watch(self) -> list[Any]:
         """The handles of hooks: behind those of ``fully_shard``, which were there before."""
         return [module.register_forward_pre_hook(self._begin) for module in self._modules]
