@@ -20,7 +20,7 @@ from ordain.theory.constants import Constants, lambert_w
 
 @dataclass(frozen=True)
 class _Setting:
-    """What the formulas are evaluated at; ``reach`` is H (Assumption 4) or A (Assumption 5), called ``name``."""
+    """The arguments of the formulas; ``reach`` is H (Assumption 4) or A (Assumption 5), called ``name``."""
 
     c: Constants
     n: int

@@ -202,8 +202,8 @@ def conv_transpose(
         for i, (kernel, stride, dilation) in enumerate(
             zip(module.kernel_size, module.stride, module.dilation, strict=True)
         ):
-            # What output_padding (or output_size) added at the end is touched by no tap of the kernel. If it is as
-            # long as a stride, the way back would have one place too many there: it is cropped.
+            # No tap of the kernel touches the end that output_padding (or output_size) added. If that is as long
+            # as a stride, the convolution back would have one place too many: it is cropped.
             before = int(module.padding[i])
             extra = b.shape[3 + i] - ((x.shape[3 + i] - 1) * stride + dilation * (kernel - 1) + 1 - 2 * before)
             widths.append((before, before - extra if extra >= stride else before))

@@ -37,7 +37,7 @@ class _Weights:
 
     @classmethod
     def of(cls, module: nn.RNNBase | nn.RNNCellBase, suffix: str = "") -> _Weights:
-        """Those whose names end in ``suffix``."""
+        """The weights of ``module`` whose names end in ``suffix``."""
 
         def named(kind: str) -> Tensor:
             return module.get_parameter(f"{kind}{suffix}").detach()

@@ -38,7 +38,7 @@ class Pass:
 
 
 class Hooks:
-    """What the modules of ``model`` that own some of ``params`` saw, by forward pass.
+    """Records, by forward pass, the inputs and output gradients of the modules of ``model`` that own ``params``.
 
     Nothing is registered before :meth:`attach`.
 
@@ -137,7 +137,7 @@ class Hooks:
         self._extras.clear()
         self._leave_contexts()
         if self._backwards.brought:
-            # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
+            # Its gradients cannot be told from those of complete backwards: compare with autograd another time.
             self._arrived = None if self._ready else self._arrived
             self._backwards.forget()
         if not model.training:

@@ -27,7 +27,7 @@ class MicrobatchSource:
         model: called once for each micro-batch.
         params: which trainable parameters to order by, as a test of their names; all by default.
         loss_reduction: under ``"sum"`` the gradient is divided by the number of examples.
-        batch_dim: the dimension of the model's inputs that counts the examples.
+        batch_dim: the batch dimension of the model's inputs.
     """
 
     name = "microbatch"

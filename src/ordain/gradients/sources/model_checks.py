@@ -1,4 +1,4 @@
-"""What every source asks of a model first: parameters to order by, how the loss reduces, layers that mix examples."""
+"""Checks that every source makes first: parameters to order by, how the loss reduces, layers that mix examples."""
 
 from __future__ import annotations
 

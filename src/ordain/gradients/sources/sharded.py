@@ -17,7 +17,7 @@ _REMEDY = "Leave it out with params=, use DistributedDataParallel, or pass model
 
 
 def is_split(p: Any) -> bool:
-    """Is this a DTensor? Asked so, because importing them takes a second."""
+    """Whether this is a DTensor, told by an attribute because importing the class takes a second."""
     return hasattr(p, "to_local")
 
 
