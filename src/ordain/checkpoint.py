@@ -51,7 +51,7 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
 
 
 def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, Any]:
-    """What :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
+    """Load what :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
     try:
         _check_whole(path)
         found = torch.load(path, map_location=map_location, weights_only=True)

@@ -20,9 +20,7 @@ from ordain.gradients.memory import chunk_numbers
 
 # Nanoseconds on one core of a Xeon at 2.8 GHz: they choose between two ways to the same numbers.
 _TRANSFORM, _MULTIPLY, _SCATTER, _MAKE = 0.6, 2.0, 5.0, 0.1
-_KEPT = (
-    2**16
-)  # hashes of longer flat gradients are drawn each time: keeping them would take more memory than a gradient
+_KEPT = 2**16  # hashes of longer flat gradients are drawn each time: they take more memory than a gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +43,14 @@ class Hashes:
 
     @classmethod
     def draw(cls, rows: int, cols: int, *, k: int, seed: int, offset: int, like: Tensor) -> Hashes:
-        """Those of the parameter at ``offset`` of the flat gradient: the same whenever and wherever they are drawn."""
+        """The hashes of the parameter at ``offset`` of the flat gradient: the same whenever and wherever drawn."""
         words = _rng.hashes(rows + cols, seed=seed, stream=offset)
         places = torch.from_numpy((words >> np.uint64(1)).astype(np.int64) % k).to(like.device)
         signs = torch.from_numpy(1.0 - 2.0 * (words & np.uint64(1))).to(like.device, like.dtype)
         return cls(k, places[:rows], signs[:rows], places[rows:], signs[rows:])
 
     def of_rows(self, lo: int, hi: int) -> Hashes:
-        """Those of rows lo .. hi alone."""
+        """The hashes of rows lo .. hi alone."""
         return replace(self, row_places=self.row_places[lo:hi], row_signs=self.row_signs[lo:hi])
 
     def add_materialized(self, grads: Tensor, out: Tensor) -> None:
@@ -66,7 +64,7 @@ class Hashes:
             out.scatter_add_(1, places.flatten().expand(size, -1), (part * signs).flatten(1))
 
     def convolves(self, steps: int) -> bool:
-        """Is it cheaper to convolve the sketches of T outer products than to materialise their sum?"""
+        """Whether convolving the sketches of T outer products is cheaper than materialising their sum."""
         numel = len(self.row_places) * len(self.col_places)
         convolved = steps * self.k * (_TRANSFORM * math.log2(max(2, self.k)) + _MULTIPLY)
         return convolved < numel * (_SCATTER + _MAKE * steps)
@@ -119,7 +117,7 @@ class HashFamily:
         self._drawn: dict[tuple[Any, ...], Hashes] = {}
 
     def hashes(self, offset: int, rows: int, cols: int, like: Tensor) -> Hashes:
-        """Those of the parameter ``[rows, cols]`` at ``offset``, with signs of the dtype and device of ``like``."""
+        """The hashes of the parameter ``[rows, cols]`` at ``offset``, with signs of dtype and device as ``like``."""
         key = offset, rows, cols, like.dtype, like.device
         found = self._drawn.get(key)
         if found is None:

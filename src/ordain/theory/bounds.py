@@ -17,30 +17,26 @@ from dataclasses import dataclass
 from ordain.errors import InputError
 from ordain.theory.constants import Constants, lambert_w
 
-__all__ = [
-    "grab_bound",
-    "grab_bound_pl",
-    "grab_proved",
-    "grab_proved_pl",
-    "grab_step",
-    "grab_step_pl",
-    "herding_bound",
-    "herding_bound_pl",
-    "herding_proved",
-    "herding_proved_pl",
-    "herding_step",
-    "herding_step_pl",
-]
-
 
 @dataclass(frozen=True)
 class _Setting:
-    """What a formula is evaluated at; ``reach`` is H (Assumption 4) or A (Assumption 5)."""
+    """The arguments of the formulas; ``reach`` is H (Assumption 4) or A (Assumption 5), called ``name``."""
 
     c: Constants
     n: int
     K: int
     reach: float
+    name: str
+
+    def __post_init__(self) -> None:
+        counts = (("n", self.n, "Pass len(dataset)."), ("epochs", self.K, "Pass the number of epochs K."))
+        for name, count, remedy in counts:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise InputError(f"{name}={count!r}", expected="an integer, at least 1", remedy=remedy)
+        if not 0 < self.reach < math.inf:
+            raise InputError(
+                f"{self.name}={self.reach!r}", expected="a positive number", remedy="See walk_bound() for the paper's."
+            )
 
     @property
     def noise(self) -> float:
@@ -53,37 +49,33 @@ class _Setting:
             raise InputError("constants without mu", expected="a PL constant", remedy="Pass Constants(..., mu=...).")
         return self.c.mu
 
-    def cube_root(self, factor: float) -> float:
-        """The alpha that balances the first and the last term of the non-convex bound."""
-        if not self.noise:
-            return math.inf
-        return float((self.c.F / (factor * self.n * self.noise * self.K)) ** (1 / 3))
+    def step(self, factor: float, limit: float) -> float:
+        """The alpha that balances the first and the last term of the non-convex bound, or the limit."""
+        return min(limit, (self.c.F / (factor * self.n * self.noise * self.K)) ** (1 / 3)) if self.noise else limit
 
     def lambert(self, factor: float) -> float:
         """W_0((F + varsigma^2) n^2 mu^3 K^2 / (factor H^2 L_{2,inf}^2 varsigma^2))."""
         top = (self.c.F + self.c.varsigma**2) * self.n**2 * self.mu**3 * self.K**2
         return lambert_w(top / (factor * self.noise)) if self.noise else math.inf
 
-    def leading(self, factor: float) -> float:
-        return float(factor * (self.noise * (self.c.F / (self.n * self.K)) ** 2) ** (1 / 3))
+    def step_pl(self, factor: float, limit: float) -> float:
+        return min(limit, 2 / (self.n * self.mu * self.K) * self.lambert(factor))
 
-    def closed_pl(self, factor: float, inside: float) -> float:
-        if not self.noise:
-            return 0.0
-        w = self.lambert(inside)
+    def bound(self, leading: float, smooth: float, reaching: float) -> float:
+        """The non-convex case, with the three numbers in which the theorems differ."""
+        c = self.c
+        rest = (
+            smooth * c.F * (c.L + c.L_2inf + c.L_inf) + c.varsigma**2 + reaching * c.F * self.reach * c.L_2inf / self.n
+        )
+        return float(leading * (self.noise * (c.F / (self.n * self.K)) ** 2) ** (1 / 3) + rest / self.K)
+
+    def bound_pl(self, factor: float, inside: float) -> float:
+        w = self.lambert(inside) if self.noise else 0.0
         return factor * self.noise / (self.n**2 * self.mu**3 * self.K**2) * w * (1 + w)
 
-    def within(self, alpha: float, limits: tuple[float, ...]) -> None:
-        limit = min(limits)
-        if not 0 < alpha <= limit * (1 + 1e-12):
-            raise InputError(
-                f"a step size of {alpha!r}",
-                expected=f"0 < alpha <= {limit:.6g}, the largest that the proof allows here",
-                remedy="Leave step=None for the theorem's own.",
-            )
-
-    def proved(self, alpha: float, *, first: float, every: float) -> float:
+    def proved(self, alpha: float, limit: float, *, first: float, every: float) -> float:
         """Lemma 1 with the sum of Delta_k^2 bounded by Lemma 3 (Theorem 1) or Lemma 4 (Theorem 3)."""
+        _check_step(alpha, limit)
         c, square = self.c, (alpha * self.n * self.c.L_2inf) ** 2
         left = 1 - 48 * square  # what |grad f|^2 keeps when the right side's share is moved to the left
         if left <= 0:
@@ -96,33 +88,41 @@ class _Setting:
         right += first * square * c.varsigma**2 / self.K + every * alpha**2 * self.noise
         return right / left
 
-    def proved_pl(self, alpha: float, *, first: float, every: float) -> float:
+    def proved_pl(self, alpha: float, limit: float, *, first: float, every: float) -> float:
+        _check_step(alpha, limit)
         c, rho = self.c, 1 - alpha * self.n * self.mu / 2
         start = c.F + first * alpha * self.n * (alpha * self.n * c.L_2inf * c.varsigma) ** 2
         return float(rho**self.K * start + every * alpha**2 * self.noise / self.mu)
 
+    # The largest alpha that each proof allows.
 
-def _setting(c: Constants, n: int, epochs: int, reach: float, name: str) -> _Setting:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(f"n={n!r}", expected="the number of examples, at least 1", remedy="Pass len(dataset).")
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InputError(f"epochs={epochs!r}", expected="an integer >= 1", remedy="Pass the number of epochs K.")
-    if not 0 < reach < math.inf:
-        raise InputError(f"{name}={reach!r}", expected="a positive number", remedy="See walk_bound() for the paper's.")
-    return _Setting(c, n, epochs, reach)
+    def herding_limit(self) -> float:
+        c, n = self.c, self.n
+        return min(1 / (8 * n * (c.L + c.L_2inf)), 1 / (32 * n * c.L_inf), 1 / (16 * self.reach * c.L_2inf))
+
+    def herding_limit_pl(self) -> float:
+        c, n = self.c, self.n
+        return min(1 / (n * self.mu), 1 / (48 * self.reach * c.L_2inf), 1 / (96 * n * (c.L + c.L_2inf + c.L_inf)))
+
+    def grab_limit(self, factor: int = 1) -> float:
+        c, n = self.c, self.n
+        balanced = 1 / (26 * factor * (n + self.reach) * c.L_2inf)
+        return min(1 / (n * c.L), balanced, 1 / (260 * factor * n * c.L_inf))
+
+    def grab_limit_pl(self) -> float:
+        return min(1 / (self.n * self.mu), self.grab_limit(2))
+
+
+def _check_step(alpha: float, limit: float) -> None:
+    if not 0 < alpha <= limit * (1 + 1e-12):
+        raise InputError(
+            f"a step size of {alpha!r}",
+            expected=f"0 < alpha <= {limit:.6g}, the largest that the proof allows here",
+            remedy="Leave step=None for the theorem's own.",
+        )
 
 
 # --- Theorem 1: offline herding -----------------------------------------------------------------------
-
-
-def _herding_limits(s: _Setting) -> tuple[float, ...]:
-    c = s.c
-    return (1 / (8 * s.n * (c.L + c.L_2inf)), 1 / (32 * s.n * c.L_inf), 1 / (16 * s.reach * c.L_2inf))
-
-
-def _herding_limits_pl(s: _Setting) -> tuple[float, ...]:
-    c = s.c
-    return (1 / (s.n * s.mu), 1 / (48 * s.reach * c.L_2inf), 1 / (96 * s.n * (c.L + c.L_2inf + c.L_inf)))
 
 
 def herding_step(c: Constants, *, n: int, epochs: int, herding: float) -> float:
@@ -132,8 +132,8 @@ def herding_step(c: Constants, *, n: int, epochs: int, herding: float) -> float:
     >>> herding_step(c, n=100, epochs=10, herding=4.0) == 1 / (32 * 100 * 1.0)
     True
     """
-    s = _setting(c, n, epochs, herding, "herding")
-    return min(s.cube_root(24), *_herding_limits(s))
+    s = _Setting(c, n, epochs, herding, "herding")
+    return s.step(24, s.herding_limit())
 
 
 def herding_bound(c: Constants, *, n: int, epochs: int, herding: float) -> float:
@@ -141,23 +141,20 @@ def herding_bound(c: Constants, *, n: int, epochs: int, herding: float) -> float
 
     The proof gives 128 F L_inf / K where 32 F L_inf / K is stated: see :func:`herding_proved`.
     """
-    s = _setting(c, n, epochs, herding, "herding")
-    rest = 32 * c.F * (c.L + c.L_2inf + c.L_inf) + c.varsigma**2 + 64 * c.F * herding * c.L_2inf / n
-    return s.leading(36) + rest / epochs
+    return _Setting(c, n, epochs, herding, "herding").bound(36, 32, 64)
 
 
 def herding_proved(c: Constants, *, n: int, epochs: int, herding: float, step: float | None = None) -> float:
     """Theorem 1's proof, at the theorem's step size or any other that it allows."""
-    s = _setting(c, n, epochs, herding, "herding")
-    alpha = herding_step(c, n=n, epochs=epochs, herding=herding) if step is None else step
-    s.within(alpha, _herding_limits(s))
-    return s.proved(alpha, first=16, every=48)
+    s = _Setting(c, n, epochs, herding, "herding")
+    limit = s.herding_limit()
+    return s.proved(s.step(24, limit) if step is None else step, limit, first=16, every=48)
 
 
 def herding_step_pl(c: Constants, *, n: int, epochs: int, herding: float) -> float:
     """Theorem 1's alpha under the PL condition, with Lambert's W."""
-    s = _setting(c, n, epochs, herding, "herding")
-    return min(2 / (n * s.mu * epochs) * s.lambert(192), *_herding_limits_pl(s))
+    s = _Setting(c, n, epochs, herding, "herding")
+    return s.step_pl(192, s.herding_limit_pl())
 
 
 def herding_bound_pl(c: Constants, *, n: int, epochs: int, herding: float) -> float:
@@ -165,28 +162,17 @@ def herding_bound_pl(c: Constants, *, n: int, epochs: int, herding: float) -> fl
 
     It holds where the Lambert W term is the smallest in :func:`herding_step_pl`, that is for large K.
     """
-    return _setting(c, n, epochs, herding, "herding").closed_pl(288, 192)
+    return _Setting(c, n, epochs, herding, "herding").bound_pl(288, 192)
 
 
 def herding_proved_pl(c: Constants, *, n: int, epochs: int, herding: float, step: float | None = None) -> float:
     """Theorem 1's proof for PL: a bound on f - f* after K epochs at any alpha it allows."""
-    s = _setting(c, n, epochs, herding, "herding")
-    alpha = herding_step_pl(c, n=n, epochs=epochs, herding=herding) if step is None else step
-    s.within(alpha, _herding_limits_pl(s))
-    return s.proved_pl(alpha, first=32, every=24)
+    s = _Setting(c, n, epochs, herding, "herding")
+    limit = s.herding_limit_pl()
+    return s.proved_pl(s.step_pl(192, limit) if step is None else step, limit, first=32, every=24)
 
 
 # --- Theorem 3: GraB ----------------------------------------------------------------------------------
-
-
-def _grab_limits(s: _Setting, factor: int = 1) -> tuple[float, ...]:
-    c = s.c
-    balanced = 1 / (26 * factor * (s.n + s.reach) * c.L_2inf)
-    return (1 / (s.n * c.L), balanced, 1 / (260 * factor * s.n * c.L_inf))
-
-
-def _grab_limits_pl(s: _Setting) -> tuple[float, ...]:
-    return (1 / (s.n * s.mu), *_grab_limits(s, 2))
 
 
 def grab_step(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -196,8 +182,8 @@ def grab_step(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
     >>> grab_step(c, n=100, epochs=10, balancing=4.0) == 1 / (260 * 100 * 1.0)
     True
     """
-    s = _setting(c, n, epochs, balancing, "balancing")
-    return min(s.cube_root(32), *_grab_limits(s))
+    s = _Setting(c, n, epochs, balancing, "balancing")
+    return s.step(32, s.grab_limit())
 
 
 def grab_bound(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -205,17 +191,14 @@ def grab_bound(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
 
     Smaller than what the proof gives (26 for 11, 1040 L_inf for 65, 104 for 8): see :func:`grab_proved`.
     """
-    s = _setting(c, n, epochs, balancing, "balancing")
-    rest = 65 * c.F * (c.L + c.L_2inf + c.L_inf) + c.varsigma**2 + 8 * c.F * balancing * c.L_2inf / n
-    return s.leading(11) + rest / epochs
+    return _Setting(c, n, epochs, balancing, "balancing").bound(11, 65, 8)
 
 
 def grab_proved(c: Constants, *, n: int, epochs: int, balancing: float, step: float | None = None) -> float:
     """Theorem 3's proof, at the theorem's step size or any other that it allows."""
-    s = _setting(c, n, epochs, balancing, "balancing")
-    alpha = grab_step(c, n=n, epochs=epochs, balancing=balancing) if step is None else step
-    s.within(alpha, _grab_limits(s))
-    return s.proved(alpha, first=120, every=64)
+    s = _Setting(c, n, epochs, balancing, "balancing")
+    limit = s.grab_limit()
+    return s.proved(s.step(32, limit) if step is None else step, limit, first=120, every=64)
 
 
 def grab_step_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -223,8 +206,8 @@ def grab_step_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> floa
 
     The 256 inside W is as stated; the proof's own minimum has 960. Either is allowed.
     """
-    s = _setting(c, n, epochs, balancing, "balancing")
-    return min(2 / (n * s.mu * epochs) * s.lambert(256), *_grab_limits_pl(s))
+    s = _Setting(c, n, epochs, balancing, "balancing")
+    return s.step_pl(256, s.grab_limit_pl())
 
 
 def grab_bound_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -233,12 +216,11 @@ def grab_bound_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> flo
     The proof's inequality at the stated alpha gives 480 where this has 320. Needs the Lambert W term to
     be the smallest in :func:`grab_step_pl`, that is large K.
     """
-    return _setting(c, n, epochs, balancing, "balancing").closed_pl(320, 256)
+    return _Setting(c, n, epochs, balancing, "balancing").bound_pl(320, 256)
 
 
 def grab_proved_pl(c: Constants, *, n: int, epochs: int, balancing: float, step: float | None = None) -> float:
     """Theorem 3's proof for PL: a bound on f - f* after K epochs at any alpha it allows."""
-    s = _setting(c, n, epochs, balancing, "balancing")
-    alpha = grab_step_pl(c, n=n, epochs=epochs, balancing=balancing) if step is None else step
-    s.within(alpha, _grab_limits_pl(s))
-    return s.proved_pl(alpha, first=512, every=120)
+    s = _Setting(c, n, epochs, balancing, "balancing")
+    limit = s.grab_limit_pl()
+    return s.proved_pl(s.step_pl(256, limit) if step is None else step, limit, first=512, every=120)

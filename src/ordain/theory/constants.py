@@ -1,4 +1,4 @@
-"""What the theorems know of a problem, and two functions their formulas need."""
+"""The constants of a problem that the theorems need, and two functions of their formulas."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 
 from ordain.errors import InputError
-
-__all__ = ["Constants", "lambert_w", "walk_bound"]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from torch.func import functional_call, grad, jacrev, vjp, vmap
 from ordain.errors import InputError
 from ordain.theory.constants import Constants
 
-__all__ = ["estimate_constants", "example_smoothness", "gradient_error", "smoothness"]
-
 Loss = Callable[[Any, Tensor], Tensor]
 
 _LARGEST = 4096  # weights, for whole Hessians: 128 MB each in float64
@@ -36,8 +34,7 @@ def smoothness(
     Power iteration with Hessian-vector products; it comes from below, and stops when an iteration changes it
     by less than ``tolerance`` of itself.
     """
-    _check(model, x, y)
-    weights, of_example = _flat(model, loss)
+    weights, of_example = _flat(model, loss, x, y)
 
     def mean_loss(w: Tensor) -> Tensor:
         return _mean(of_example, w, x, y)
@@ -64,8 +61,7 @@ def example_smoothness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tu
     L_2inf, the largest |Hv|_2 over |v|_inf <= 1, is a hard problem; the root of the sum of squared row sums of
     |H| is taken, which is never too small, and exact where H is diagonal or of rank one (linear models).
     """
-    _check(model, x, y)
-    weights, of_example = _flat(model, loss)
+    weights, of_example = _flat(model, loss, x, y)
     d = len(weights)
     if d > _LARGEST:
         raise InputError(
@@ -83,8 +79,7 @@ def example_smoothness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tu
 
 def gradient_error(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float:
     """Varsigma of Assumption 3 at the present weights: max_i |grad f_i - grad f|."""
-    _check(model, x, y)
-    weights, of_example = _flat(model, loss)
+    weights, of_example = _flat(model, loss, x, y)
     gradients = vmap(grad(of_example), in_dims=(None, 0, 0))
     mean = torch.zeros_like(weights)
     spans = list(_chunks(len(x), len(weights)))
@@ -115,7 +110,7 @@ def estimate_constants(
     (1.0, 2.0, 2.5)
     """
     cross, sup = example_smoothness(model, loss, x, y)
-    weights, of_example = _flat(model, loss)
+    weights, of_example = _flat(model, loss, x, y)
     start = float(_mean(of_example, weights, x, y))
     return Constants(
         L=smoothness(model, loss, x, y),
@@ -127,8 +122,18 @@ def estimate_constants(
     )
 
 
-def _flat(model: nn.Module, loss: Loss) -> tuple[Tensor, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+def _flat(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor
+) -> tuple[Tensor, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """The trained weights as one vector ``[d]``, and one example's loss as a function of such a vector."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("a model without trained weights", expected="at least one", remedy="Set requires_grad.")
+    if not len(x) or len(x) != len(y):
+        raise InputError(
+            f"{len(x)} inputs and {len(y)} targets", expected="one target for each input", remedy="Check x and y."
+        )
+    if not all(math.isfinite(float(p.detach().abs().sum())) for p in model.parameters()):
+        raise InputError("weights that are not finite", expected="finite ones", remedy="Estimate before divergence.")
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     fixed |= {name: buffer.detach() for name, buffer in model.named_buffers()}
@@ -149,14 +154,3 @@ def _mean(of_example: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor, x: 
 def _chunks(n: int, numbers: int) -> Iterator[tuple[int, int]]:
     size = max(1, _NUMBERS // max(numbers, 1))
     return ((start, min(start + size, n)) for start in range(0, n, size))
-
-
-def _check(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError("a model without trained weights", expected="at least one", remedy="Set requires_grad.")
-    if not len(x) or len(x) != len(y):
-        raise InputError(
-            f"{len(x)} inputs and {len(y)} targets", expected="one target for each input", remedy="Check x and y."
-        )
-    if not all(math.isfinite(float(p.detach().abs().sum())) for p in model.parameters()):
-        raise InputError("weights that are not finite", expected="finite ones", remedy="Estimate before divergence.")

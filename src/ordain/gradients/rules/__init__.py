@@ -1,6 +1,6 @@
 """Rules for the layers of torch.nn, one file a family; importing this package registers them."""
 
-from ordain.gradients.rules import attention, conv, embedding, linear, norm, prelu, recurrent
+from ordain.gradients.rules import attention, conv, embedding, linear, norm, recurrent
 from ordain.gradients.rules.registry import Rule, Use, Watch, register_rule, rule_for, watch_for
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "embedding",
     "linear",
     "norm",
-    "prelu",
     "recurrent",
     "register_rule",
     "rule_for",

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,28 +25,21 @@ from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 
 
-class _Part(NamedTuple):
-    """So many rows of a parameter, from ``start`` on; of none of them, if it has no name."""
-
-    name: str | None
-    start: int
-    rows: int
-
-
 @dataclass
 class _Projection:
-    """One call of ``linear``: input ``[.., in]``, gradient ``[.., out]``, and which rows of which parameters it used.
+    """One call of ``linear``: input ``[.., in]``, gradient ``[.., out]``, and the first rows that it used.
 
-    Those are found while the forward runs: parameters that are shared out over ranks are whole only then.
+    ``weight`` and ``bias`` are (name, row); the name is empty if that is none of the module's parameters. They are
+    found while the forward runs: sharded parameters are whole only then.
     """
 
     a: Tensor
-    weight: _Part
-    bias: _Part | None
+    weight: tuple[str, int]
+    bias: tuple[str, int] | None
     b: Tensor | None = None
 
     def reach(self, grad: Tensor) -> None:
-        """What a backward brings to the output."""
+        """Add the gradient that a backward brings to the output."""
         grad = _single(grad.detach())
         self.b = grad if self.b is None else self.b + grad
 
@@ -135,26 +128,31 @@ def watch(
 def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, ParamGrads]:
     """Query ``[T, B, E]``, or ``[B, T, E]`` if batch_first; the projections see steps first either way."""
     parameters = dict(module.named_parameters())
-    weights: dict[str, dict[tuple[int, int], list[tuple[Tensor, Tensor]]]] = {}  # name, rows: inputs and gradients
+    weights: dict[str, dict[tuple[int, int], list[tuple[Tensor, Tensor]]]] = {}  # by name and range of rows
     biases: dict[str, Tensor] = {}
     for use in uses:
         _require_examples(module, use)
         for one in use.extra.seen or ():
             if one.b is None:
                 continue
-            a, b = _examples_first(one.a, use.size), _examples_first(one.b, use.size)
+            # [T, B, features] or [T B, features] to [B, T, features]
+            a, b = (t.reshape(-1, use.size, t.shape[-1]).transpose(0, 1).contiguous() for t in (one.a, one.b))
             one.b = None  # another backward through the same graph begins anew
-            name, start, count = _named(one.weight)
-            weights.setdefault(name, {}).setdefault((start, count), []).append((a, b))
+            if not one.weight[0] or one.bias == ("", 0):
+                raise UnsupportedModuleError(
+                    f"MultiheadAttention that projects with {b.shape[2]} rows which are none of its parameters",
+                    expected="plain parameters, without parametrization",
+                    remedy="Remove the parametrization, or leave the layer out with params=.",
+                )
+            name, start = one.weight
+            weights.setdefault(name, {}).setdefault((start, start + b.shape[2]), []).append((a, b))
             if one.bias is not None:
-                name, start, count = _named(one.bias)
+                name, start = one.bias
                 if name not in biases:
                     biases[name] = b.new_zeros(use.size, parameters[name].numel())
-                biases[name][:, start : start + count] += b.sum(dim=1)
-    forms: dict[str, ParamGrads] = {name: Materialized.flat(made) for name, made in biases.items()}
-    for name, parts in weights.items():
-        forms[name] = _joined(parts, len(parameters[name]))
-    return forms
+                biases[name][:, start : start + b.shape[2]] += b.sum(dim=1)
+    grads: dict[str, ParamGrads] = {name: Materialized.flat(bias) for name, bias in biases.items()}
+    return grads | {name: _joined(parts, len(parameters[name])) for name, parts in weights.items()}
 
 
 def _require_examples(module: nn.MultiheadAttention, use: Use) -> None:
@@ -168,36 +166,21 @@ def _require_examples(module: nn.MultiheadAttention, use: Use) -> None:
             )
 
 
-def _examples_first(tensor: Tensor, size: int) -> Tensor:
-    """``[T, B, features]`` or ``[T B, features]`` to ``[B, T, features]``."""
-    return tensor.reshape(-1, size, tensor.shape[-1]).transpose(0, 1).contiguous()
-
-
-def _place(parameters: dict[str, nn.Parameter], part: Tensor) -> _Part:
-    """The parameter that a tensor is rows of, and which."""
+def _place(parameters: dict[str, nn.Parameter], part: Tensor) -> tuple[str, int]:
+    """The parameter that a tensor is rows of, and its first row there."""
     for name, p in parameters.items():
         offset = (part.data_ptr() - p.data_ptr()) // p.element_size()
         if part.shape[1:] == p.shape[1:] and 0 <= offset < p.numel():
-            return _Part(name, offset // (p.numel() // len(p)), len(part))
-    return _Part(None, 0, len(part))
-
-
-def _named(part: _Part) -> tuple[str, int, int]:
-    if part.name is None:
-        raise UnsupportedModuleError(
-            f"MultiheadAttention that projects with a weight of {part.rows} rows which is none of its parameters",
-            expected="plain parameters, without parametrization",
-            remedy="Remove the parametrization, or leave the layer out with params=.",
-        )
-    return part.name, part.start, part.rows
+            return name, offset // (p.numel() // len(p))
+    return "", 0
 
 
 def _joined(parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]], rows: int) -> ParamGrads:
-    """One form of a parameter of ``rows`` rows from the inputs and gradients of ranges (start, length) of them."""
-    forms: list[ParamGrads] = []
-    for (start, count), several in parts.items():
-        a, b = (torch.cat(pair, dim=1) if len(pair) > 1 else pair[0] for pair in zip(*several, strict=True))
-        forms.append(OuterProduct(a, b) if count == rows else RowRange(OuterProduct(a, b), start=start, rows=rows))
-    ranges = sorted(parts)
-    apart = all(lo + count <= after for (lo, count), (after, _) in pairwise(ranges))
-    return Stacked(*forms) if apart and len(forms) > 1 else total(forms)
+    """A parameter of ``rows`` rows, from the inputs and gradients of ranges of them."""
+    grads: list[ParamGrads] = []
+    for (start, stop), several in parts.items():
+        a, b = (torch.cat(column, dim=1) for column in zip(*several, strict=True))
+        outer = OuterProduct(a, b)
+        grads.append(outer if stop - start == rows else RowRange(outer, start=start, rows=rows))
+    disjoint = all(stop <= after for (_, stop), (after, _) in pairwise(sorted(parts)))
+    return Stacked(*grads) if disjoint and len(grads) > 1 else total(grads)

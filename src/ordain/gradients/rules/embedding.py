@@ -75,7 +75,7 @@ def _bags(module: nn.EmbeddingBag, use: Use) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tensor, Tensor]], size: int) -> SparseRows:
-    """One form of the entries of all uses, without those of the padding id."""
+    """The entries of all uses together, without those of the padding id."""
     examples, ids, b = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*uses, strict=True))
     if module.padding_idx is not None:
         real = ids != module.padding_idx

@@ -5,6 +5,7 @@ Serves a module's own parameters (class tokens, scales, position tables) by runn
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,62 +22,76 @@ from ordain.gradients.rules.registry import Use
 
 
 def fallback(module: nn.Module, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Forms of the module's own trainable parameters."""
-    forms: dict[str, list[ParamGrads]] = {}
-    for use in uses:
-        # Without gradient: submodules have parameters that a graph would hold on to. Attention as plain
-        # products: its fused kernels cannot be vmapped, only looped over.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            gradients = _gradients(module, use)
-        for name, made in gradients.items():
-            forms.setdefault(name, []).append(Materialized.flat(made))
-    return {name: total(several) for name, several in forms.items()}
-
-
-def _gradients(module: nn.Module, use: Use) -> dict[str, Tensor]:
+    """Gradients of the module's own trainable parameters."""
     own = {name: p.detach() for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    flat, spec = tree_flatten((use.args, use.kwargs))
-    # With one example everything is that example's: run it as it is.
-    axes = [
-        use.axes.get(("in", i)) if use.size > 1 and isinstance(leaf, Tensor) else None for i, leaf in enumerate(flat)
-    ]
-    tensors = [leaf for leaf, axis in zip(flat, axes, strict=True) if axis is not None]
-    leaves = sorted(use.grads)
-    out_axes = [use.axes.get(("out", i)) for i in leaves]
-    if use.size > 1 and (not tensors or any(axis is None for axis in out_axes)):
-        raise use.refusal(f"{type(module).__name__}, with inputs or outputs whose examples cannot be told apart,")
+    grads = [_of_use(module, own, use) for use in uses]
+    return {name: total([Materialized.flat(one[name]) for one in grads]) for name in own}
 
-    def gradient(xs: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
-        rows = iter(xs)
-        whole = [leaf if axis is None else next(rows).unsqueeze(axis) for leaf, axis in zip(flat, axes, strict=True)]
-        args, kwargs = tree_unflatten(whole, spec)
 
-        def outputs(weights: dict[str, Tensor]) -> list[Tensor]:
-            out: list[Any] = tree_leaves(functional_call(module, weights, args, kwargs))
-            return [out[i] for i in leaves]
-
-        pull = vjp(outputs, own)[1]
-        answer: dict[str, Tensor] = pull(cotangents)[0]
-        return answer
-
-    grads = [use.grads[i] for i in leaves]
-    if use.size == 1:
-        return {name: made.unsqueeze(0) for name, made in gradient([], grads).items()}
-
-    def row(xs: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
-        return gradient(xs, [g.unsqueeze(axis or 0) for g, axis in zip(cotangents, out_axes, strict=True)])
-
-    in_axes = [axis for axis in axes if axis is not None]
+def _of_use(module: nn.Module, own: dict[str, Tensor], use: Use) -> dict[str, Tensor]:
+    kind, inputs = type(module).__name__, tree_leaves((use.args, use.kwargs))
+    if use.size == 1:  # everything is that example's: run it as it is
+        grads = vmapped_vjp(module, own, use, [None] * len(inputs), None)
+        return {name: grad.unsqueeze(0) for name, grad in grads.items()}
+    in_axes = [use.axes.get(("in", i)) if isinstance(leaf, Tensor) else None for i, leaf in enumerate(inputs)]
+    out_axes = [axis for axis in (use.axes.get(("out", i)) for i in use.grads) if axis is not None]
+    if all(axis is None for axis in in_axes) or len(out_axes) < len(use.grads):
+        raise use.refusal(f"{kind}, with inputs or outputs whose examples cannot be told apart,")
     try:
-        mapped = vmap(row, in_dims=(in_axes, out_axes), chunk_size=few_examples(use.size))
-        made: dict[str, Tensor] = mapped(tensors, grads)
+        return vmapped_vjp(module, own, use, in_axes, out_axes, chunk_size=few_examples(use.size))
     except (RuntimeError, ValueError) as error:
         if out_of_memory(error):
             raise
         raise UnsupportedModuleError(
-            f"{type(module).__name__} at {use.path!r}, which owns {', '.join(own)} and could not be vmapped ({error})",
+            f"{kind} at {use.path!r}, which owns {', '.join(own)} and could not be vmapped ({error})",
             expected="a module with a rule, or one whose forward torch.func can vmap",
             remedy="If it draws random numbers (dropout), set their probability to 0; register a rule with "
             "ordain.gradients.register_rule; or leave its parameters out with params=.",
         ) from error
-    return made
+
+
+def vmapped_vjp(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    use: Use,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int] | None,
+    *,
+    chunk_size: int | None = None,
+) -> dict[str, Tensor]:
+    """``[B, *shape]`` for each of ``params``: the gradients that ``use.grads`` bring to it, by example.
+
+    Args:
+        module: is run again.
+        params: trained parameters by name, detached.
+        use: the inputs and output gradients.
+        in_axes: the batch dimension of each input leaf; None for one that all examples share.
+        out_axes: the batch dimension of each output gradient; None: run as one example, which gives ``[*shape]``.
+        chunk_size: examples at a time; all by default.
+    """
+    flat, spec = tree_flatten((use.args, use.kwargs))
+
+    def gradient(batched: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
+        rows = iter(batched)
+        leaves = [x if axis is None else next(rows).unsqueeze(axis) for x, axis in zip(flat, in_axes, strict=True)]
+        args, kwargs = tree_unflatten(leaves, spec)
+
+        def outputs(weights: dict[str, Tensor]) -> list[Tensor]:
+            out: list[Any] = tree_leaves(functional_call(module, weights, args, kwargs))
+            return [out[i] for i in use.grads]
+
+        if out_axes is not None:
+            cotangents = [grad.unsqueeze(axis) for grad, axis in zip(cotangents, out_axes, strict=True)]
+        grads: dict[str, Tensor] = vjp(outputs, dict(params))[1](cotangents)[0]
+        return grads
+
+    tensors = [x for x, axis in zip(flat, in_axes, strict=True) if axis is not None]
+    cotangents = list(use.grads.values())
+    # Without gradient: other parameters of the module would keep a graph. Attention as plain products: its fused
+    # kernels cannot be vmapped, only looped over.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        if out_axes is None:
+            return gradient(tensors, cotangents)
+        in_dims = [axis for axis in in_axes if axis is not None], list(out_axes)
+        grads: dict[str, Tensor] = vmap(gradient, in_dims=in_dims, chunk_size=chunk_size)(tensors, cotangents)
+        return grads

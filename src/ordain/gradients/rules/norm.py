@@ -1,99 +1,68 @@
-"""Normalizations: y = w * n + c with n the normalized input, so w's gradient is b * n and c's is b, summed."""
+"""Normalizations and PReLU: y = w * n + c with n the normalized input, so w's gradient is b * n and c's is b, summed.
+
+PReLU's slope is such a w, with n = min(x, 0).
+"""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.gradients.param_grads import ParamGrads
+from ordain.gradients.rules.folding import per_channel, summed_uses, trailing
 from ordain.gradients.rules.registry import Use, register_rule
-from ordain.gradients.rules.trailing import trailing
+
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+_INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
-@register_rule(nn.LayerNorm)
-def layer_norm(module: nn.LayerNorm, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Input ``[B, *, *normalized_shape]``."""
-    pairs = []
-    for use in uses:
-        x, b = trailing(use, len(module.normalized_shape))
-        pairs.append((functional.layer_norm(x, module.normalized_shape, eps=module.eps), b))
-    return _elementwise(module, pairs)
+@register_rule(nn.LayerNorm, nn.RMSNorm)
+def elementwise_norm(module: nn.LayerNorm | nn.RMSNorm, uses: list[Use]) -> dict[str, ParamGrads]:
+    """Input ``[B, *, *normalized_shape]``, the shape of the weight."""
+    shape: Any = module.normalized_shape
+    normalize: Any = functional.rms_norm if isinstance(module, nn.RMSNorm) else functional.layer_norm
+
+    def grads(use: Use) -> dict[str, Tensor]:
+        x, b = trailing(use, len(shape))
+        return {"weight": (normalize(x, shape, eps=module.eps) * b).sum(dim=1), "bias": b.sum(dim=1)}
+
+    return summed_uses(module, uses, grads)
 
 
-@register_rule(nn.RMSNorm)
-def rms_norm(module: nn.RMSNorm, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Input ``[B, *, *normalized_shape]``."""
-    pairs = []
-    for use in uses:
-        x, b = trailing(use, len(module.normalized_shape))
-        pairs.append((functional.rms_norm(x, module.normalized_shape, eps=module.eps), b))
-    return _elementwise(module, pairs)
+@register_rule(nn.GroupNorm, *_BATCH_NORMS, *_INSTANCE_NORMS)
+def channelwise_norm(module: Any, uses: list[Use]) -> dict[str, ParamGrads]:
+    """Input ``[B, C, *]``; for one example, InstanceNorm also takes ``[C, *]``."""
+    dims = next((i + 2 for i, kind in enumerate(_INSTANCE_NORMS) if isinstance(module, kind)), None)
+
+    def grads(use: Use) -> dict[str, Tensor]:
+        x, b = trailing(use, dims or use.grads[0].ndim - 1)
+        n = _normalized(module, x.flatten(0, 1)).view_as(x)
+        return {"weight": per_channel(n * b), "bias": per_channel(b)}
+
+    return summed_uses(module, uses, grads)
 
 
-@register_rule(nn.GroupNorm)
-def group_norm(module: nn.GroupNorm, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Input ``[B, C, *]``."""
-    pairs = []
-    for use in uses:
-        x, b = trailing(use, use.grads[0].ndim - 1)
-        images = functional.group_norm(x.flatten(0, 1), module.num_groups, eps=module.eps)
-        pairs.append((images.view_as(x), b))
-    return _channelwise(module, pairs)
-
-
-@register_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm(
-    module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d, uses: list[Use]
-) -> dict[str, ParamGrads]:
-    """Input ``[B, C, *space]``; unbatched for one example. In eval mode it may use running statistics."""
-    dims = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
-    space = next(number for kind, number in dims.items() if isinstance(module, kind))
+def _normalized(module: Any, x: Tensor) -> Tensor:
+    """``[N, C, *]`` without weight and bias. Batch statistics mix examples and never come this far."""
+    if isinstance(module, nn.GroupNorm):
+        return functional.group_norm(x, module.num_groups, eps=module.eps)
+    if isinstance(module, _BATCH_NORMS):
+        return functional.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
     own = module.training or not module.track_running_stats
     mean, variance = (None, None) if own else (module.running_mean, module.running_var)
-    pairs = []
-    for use in uses:
-        x, b = trailing(use, space + 1)
-        images = functional.instance_norm(x.flatten(0, 1), mean, variance, use_input_stats=own, eps=module.eps)
-        pairs.append((images.view_as(x), b))
-    return _channelwise(module, pairs)
+    return functional.instance_norm(x, mean, variance, use_input_stats=own, eps=module.eps)
 
 
-@register_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Input ``[B, C, *]``, with running statistics: those of a batch mix examples and never come this far."""
-    pairs = []
-    for use in uses:
-        x, b = trailing(use, use.grads[0].ndim - 1)
-        images = functional.batch_norm(x.flatten(0, 1), module.running_mean, module.running_var, eps=module.eps)
-        pairs.append((images.view_as(x), b))
-    return _channelwise(module, pairs)
+@register_rule(nn.PReLU)
+def prelu(module: nn.PReLU, uses: list[Use]) -> dict[str, ParamGrads]:
+    """Input of any shape with one slope, ``[B, C, *]`` with C of them."""
+    shared = module.num_parameters == 1
 
+    def grads(use: Use) -> dict[str, Tensor]:
+        x, b = trailing(use, 0 if shared else use.grads[0].ndim - 1)
+        each = x.clamp(max=0) * b
+        return {"weight": each.sum(dim=1) if shared else per_channel(each)}
 
-def _elementwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, ParamGrads]:
-    """From (normalized input, output gradient), each ``[B, N, *shape of the weight]``."""
-    return _affine(
-        module,
-        weight=[(n * b).sum(dim=1) for n, b in pairs],
-        bias=[b.sum(dim=1) for _, b in pairs],
-    )
-
-
-def _channelwise(module: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, ParamGrads]:
-    """From (normalized input, output gradient), each ``[B, N, C, *]``."""
-    return _affine(
-        module,
-        weight=[(n * b).transpose(1, 2).flatten(2).sum(dim=2) for n, b in pairs],
-        bias=[b.transpose(1, 2).flatten(2).sum(dim=2) for _, b in pairs],
-    )
-
-
-def _affine(module: nn.Module, *, weight: list[Tensor], bias: list[Tensor]) -> dict[str, ParamGrads]:
-    """Forms of the parameters that are there and trained, from gradients ``[B, *shape]`` of each use."""
-    own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    each = {"weight": weight, "bias": bias}
-    return {
-        name: Materialized.flat(several[0] if len(several) == 1 else torch.stack(several).sum(dim=0))
-        for name, several in each.items()
-        if name in own
-    }
+    return summed_uses(module, uses, grads)

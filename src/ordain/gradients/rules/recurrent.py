@@ -23,38 +23,33 @@ from ordain.gradients.param_grads import ParamGrads
 from ordain.gradients.rules.linear import affine
 from ordain.gradients.rules.registry import Names, Use, register_rule
 
+_Factors = dict[str, tuple[Tensor, Tensor]]  # "ih", "hh", "hr": input of that weight and gradient at its output
+
 
 @dataclass
 class _Weights:
-    """One direction of one layer: ih ``[G H, in]``, hh ``[G H, R]``, and hr ``[R, H]`` if it projects."""
+    """One direction of one layer, or a cell: ih ``[G H, in]``, hh ``[G H, R]``, and hr ``[R, H]`` if it projects."""
 
     ih: Tensor
     hh: Tensor
     hr: Tensor | None
     biases: tuple[Tensor, Tensor] | None
 
+    @classmethod
+    def of(cls, module: nn.RNNBase | nn.RNNCellBase, suffix: str = "") -> _Weights:
+        """The weights of ``module`` whose names end in ``suffix``."""
+
+        def named(kind: str) -> Tensor:
+            return module.get_parameter(f"{kind}{suffix}").detach()
+
+        hr = named("weight_hr") if getattr(module, "proj_size", 0) else None
+        return cls(
+            named("weight_ih"), named("weight_hh"), hr, (named("bias_ih"), named("bias_hh")) if module.bias else None
+        )
+
     def joined(self) -> list[Tensor]:
         """In the order of torch's own forward."""
         return [self.ih, self.hh, *(self.biases or ()), *([] if self.hr is None else [self.hr])]
-
-
-@dataclass
-class _Traced:
-    """One direction of one layer in one use; ``[T, B, features]`` each.
-
-    Attributes:
-        x: the layer's input, in the direction's order.
-        before: h_(t-1), what the step started from.
-        at_input: the gradient at W_ih x + b_ih.
-        at_hidden: the gradient at W_hh h + b_hh; another one only for the GRU's new gate.
-        projected: input of W_hr and the gradient at its output, if it projects.
-    """
-
-    x: Tensor
-    before: Tensor
-    at_input: Tensor
-    at_hidden: Tensor
-    projected: tuple[Tensor, Tensor] | None = None
 
 
 def refuse(
@@ -81,47 +76,20 @@ def refuse(
 @register_rule(nn.LSTM, nn.GRU, nn.RNN, watch=refuse)
 def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Inputs ``[T, B, in]`` or ``[B, T, in]``; uses add along T."""
-    forms: dict[Names, ParamGrads] = {}
-
-    def put(kind: str, a: list[Tensor], b: list[Tensor]) -> None:
-        bias = bool(module.bias) and not kind.startswith("hr")
-        names = f"weight_{kind}", f"bias_{kind}"
-        forms.update(affine(_rows(a, uses[0].size), _rows(b, uses[0].size), bias=bias, names=names))
-
+    grads: dict[Names, ParamGrads] = {}
     with torch.no_grad():
         traced = [_trace(module, use) for use in uses]
         for suffix in traced[0]:
-            several = [one[suffix] for one in traced]
-            put(f"ih_{suffix}", [one.x for one in several], [one.at_input for one in several])
-            put(f"hh_{suffix}", [one.before for one in several], [one.at_hidden for one in several])
-            projected = [one.projected for one in several if one.projected is not None]
-            if projected:
-                put(f"hr_{suffix}", [a for a, _ in projected], [b for _, b in projected])
-    return forms
+            grads |= _affine([one[suffix] for one in traced], uses[0].size, bias=bool(module.bias), suffix=suffix)
+    return grads
 
 
 @register_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Inputs ``[B, in]``. Calls are joined by autograd, not in here: all are steps of their own, taken at once."""
-    weights = _Weights(
-        module.weight_ih.detach(),
-        module.weight_hh.detach(),
-        None,
-        (module.bias_ih.detach(), module.bias_hh.detach()) if module.bias else None,
-    )
-    size = uses[0].size
-
-    def joined(tensors: list[Tensor | None]) -> Tensor:
-        """``[B, features]`` a use, to ``[1, B * uses, features]``; zeros where there is none."""
-        some = next((t for t in tensors if t is not None), None)
-        zeros = weights.hh.new_zeros(*xs[0].shape[:-1], module.hidden_size) if some is None else torch.zeros_like(some)
-        rows = [(zeros if t is None else t).to(weights.hh) for t in tensors]
-        return torch.stack([row.reshape(size, -1, row.shape[-1]) for row in rows], dim=1).reshape(
-            1, -1, rows[0].shape[-1]
-        )
-
+    size, weights = uses[0].size, _Weights.of(module)
     xs: list[Tensor] = []
-    states: list[tuple[Tensor | None, Tensor | None]] = []
+    states: list[list[Tensor | None]] = []
     for use in uses:
         x, hidden = use.argument(0, "input"), use.argument(1, "hx")
         if size > 1 and (x.ndim != 2 or use.axis(x) != 0):
@@ -129,33 +97,40 @@ def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[Names, ParamGrads]:
                 f"{type(module).__name__}, whose input of shape {tuple(x.shape)} is not one row an example,"
             )
         xs.append(x)
-        states.append(hidden if isinstance(hidden, tuple | list) else (hidden, None))  # type: ignore[arg-type]
+        states.append(list(hidden) if isinstance(hidden, tuple | list) else [hidden, None])
+
+    def joined(tensors: list[Tensor | None]) -> Tensor:
+        """``[B, features]`` a use, to ``[1, B * uses, features]``; zeros of the hidden size where there is none."""
+        zeros = weights.hh.new_zeros(*xs[0].shape[:-1], module.hidden_size)
+        rows = [(zeros if t is None else t).to(weights.hh) for t in tensors]
+        return torch.stack([row.reshape(size, -1, row.shape[-1]) for row in rows], dim=1).flatten(0, 2).unsqueeze(0)
+
     with torch.no_grad():
-        before, memory = joined([h for h, _ in states]), joined([c for _, c in states])[0]
-        dy = joined([use.grads.get(0) for use in uses])
-        dc = joined([use.grads.get(1) for use in uses])[0]
-        # But for CUDA's fused cell, autograd sees h' being made from c', and what arrives at c' has that in it.
+        before, memory = (joined([state[i] for state in states]) for i in (0, 1))
+        dy, dc = (joined([use.grads.get(leaf) for use in uses]) for leaf in (0, 1))
+        # But for CUDA's fused cell, autograd sees h' being computed from c', and the gradient at c' has that in it.
         whole = not xs[0].is_cuda
-        one = _back(_kind(module), weights, joined(list(xs)), before, memory, dy, dc, whole=whole)
-        inputs = affine(
-            _rows([one.x], size), _rows([one.at_input], size), bias=bool(module.bias), names=("weight_ih", "bias_ih")
-        )
-        hiddens = affine(
-            _rows([one.before], size),
-            _rows([one.at_hidden], size),
-            bias=bool(module.bias),
-            names=("weight_hh", "bias_hh"),
-        )
-    return inputs | hiddens
+        factors = _back(_kind(module), weights, joined(list(xs)), before, memory[0], dy, dc[0], whole=whole)
+        return _affine([factors], size, bias=bool(module.bias))
 
 
-def _rows(parts: list[Tensor], size: int) -> Tensor:
-    """``[T, B, features]`` each, to one ``[B, T, features]``; with one example, all sequences are its own."""
-    flat = [part.transpose(0, 1).reshape(size, -1, part.shape[2]) for part in parts]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+def _affine(several: list[_Factors], size: int, *, bias: bool, suffix: str = "") -> dict[Names, ParamGrads]:
+    """The gradients of all weights and biases whose names end in ``suffix``, from the factors of each use."""
+
+    def rows(parts: tuple[Tensor, ...]) -> Tensor:
+        """``[T, B, features]`` each, to one ``[B, T, features]``; with one example, all sequences are its own."""
+        flat = [part.transpose(0, 1).reshape(size, -1, part.shape[2]) for part in parts]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+    grads: dict[Names, ParamGrads] = {}
+    for kind in several[0]:
+        a, b = zip(*(factors[kind] for factors in several), strict=True)
+        names = f"weight_{kind}{suffix}", f"bias_{kind}{suffix}"
+        grads |= affine(rows(a), rows(b), bias=bias and kind != "hr", names=names)
+    return grads
 
 
-def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Traced]:
+def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Factors]:
     """Every direction of every layer, by the end of its parameters' names."""
     given = use.argument(0, "input")
     batched = given.ndim == 3
@@ -164,52 +139,49 @@ def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Traced]:
             f"{type(module).__name__} with batch_first={module.batch_first}, whose input of shape "
             f"{tuple(given.shape)} does not have its examples where the layer has its sequences,"
         )
-    x = _steps_first(given, module)
     hidden = use.argument(1, "hx")
     states = [] if hidden is None else [hidden] if isinstance(hidden, Tensor) else list(hidden)
     states = [state if batched else state.unsqueeze(1) for state in states]
     finals = {leaf: grad if batched else grad.unsqueeze(1) for leaf, grad in use.grads.items() if leaf > 0}
-    directions = ["", "_reverse"] if module.bidirectional else [""]
-    flips = {"": False, "_reverse": True}
+    ways = 2 if module.bidirectional else 1
+    suffixes = [f"_l{layer}{way}" for layer in range(module.num_layers) for way in ("", "_reverse")[:ways]]
+    weights = [_Weights.of(module, suffix) for suffix in suffixes]
 
     # Forward: the inputs and hidden states of every layer, from torch's own kernels.
-    layers: list[tuple[Tensor, list[Tensor], list[list[Tensor]]]] = []
-    for layer in range(module.num_layers):
-        outputs, starts = [], []
-        for d, direction in enumerate(directions):
-            weights = _weights(module, f"l{layer}{direction}")
-            place = layer * len(directions) + d
-            start = [state[place : place + 1].to(weights.ih) for state in states] or _zeros(module, weights, x)
-            outputs.append(_run(module, weights, x.flip(0) if flips[direction] else x, start))
-            starts.append(start)
-        layers.append((x, outputs, starts))
-        ways = [h.flip(0) if flips[direction] else h for h, direction in zip(outputs, directions, strict=True)]
-        x = ways[0] if len(ways) == 1 else torch.cat(ways, dim=2)
+    x = _steps_first(given, module)
+    inputs, starts, outputs = [], [], []
+    for place, weight in enumerate(weights):
+        inputs.append(_turned(x, place % ways))
+        starts.append([state[place : place + 1].to(weight.ih) for state in states] or _zeros(module, weight, x))
+        outputs.append(_run(module, weight, inputs[-1], starts[-1]))
+        if place % ways == ways - 1:
+            x = torch.cat([_turned(h, way) for way, h in enumerate(outputs[-ways:])], dim=2)
 
     # Backward: from the last layer, the gradient at a layer's output becomes that at its input.
     dy = _steps_first(use.grads[0], module).to(x) if 0 in use.grads else torch.zeros_like(x)
-    traced = {}
-    for layer in reversed(range(module.num_layers)):
-        x, outputs, starts = layers[layer]
-        dx = torch.zeros_like(x) if layer else None
-        parts = dy.chunk(len(directions), dim=2)
-        for d, direction in enumerate(directions):
-            weights = _weights(module, f"l{layer}{direction}")
-            place = layer * len(directions) + d
-            ends = [finals[leaf][place].to(x) if leaf in finals else None for leaf in (1, 2)]
-            back = parts[d].flip(0) if flips[direction] else parts[d].clone()
-            if ends[0] is not None:
-                back[-1] += ends[0]
-            before = torch.cat([starts[d][0], outputs[d][:-1]])
-            memory = starts[d][-1][0]
-            one = _back(_kind(module), weights, x.flip(0) if flips[direction] else x, before, memory, back, ends[1])
-            traced[f"l{layer}{direction}"] = one
-            if dx is not None:
-                arrived = one.at_input @ weights.ih
-                dx += arrived.flip(0) if flips[direction] else arrived
-        if dx is not None:
-            dy = dx
+    dx: Tensor | None = None
+    traced: dict[str, _Factors] = {}
+    for place in reversed(range(len(weights))):
+        way = place % ways
+        back = _turned(dy.chunk(ways, dim=2)[way], way).clone()
+        dh, dc = (finals[leaf][place].to(x) if leaf in finals else None for leaf in (1, 2))
+        if dh is not None:
+            back[-1] += dh
+        before = torch.cat([starts[place][0], outputs[place][:-1]])
+        memory = starts[place][-1][0]
+        factors = _back(_kind(module), weights[place], inputs[place], before, memory, back, dc)
+        traced[suffixes[place]] = factors
+        if place >= ways:
+            at_x = _turned(factors["ih"][1] @ weights[place].ih, way)
+            dx = at_x if dx is None else dx + at_x
+            if way == 0:
+                dy, dx = dx, None
     return traced
+
+
+def _turned(tensor: Tensor, way: int) -> Tensor:
+    """Steps in the order of a direction: 0 is forward, 1 is back."""
+    return tensor.flip(0) if way else tensor
 
 
 def _steps_first(tensor: Tensor, module: nn.RNNBase) -> Tensor:
@@ -218,43 +190,25 @@ def _steps_first(tensor: Tensor, module: nn.RNNBase) -> Tensor:
     return tensor.transpose(0, 1) if module.batch_first else tensor
 
 
-def _weights(module: nn.RNNBase, suffix: str) -> _Weights:
-    def named(kind: str) -> Tensor:
-        return module.get_parameter(f"{kind}_{suffix}").detach()
-
-    return _Weights(
-        named("weight_ih"),
-        named("weight_hh"),
-        named("weight_hr") if module.proj_size else None,
-        (named("bias_ih"), named("bias_hh")) if module.bias else None,
-    )
-
-
 def _zeros(module: nn.RNNBase, weights: _Weights, x: Tensor) -> list[Tensor]:
     """The states that a sequence starts from when none are given: ``[1, B, R]``, and ``[1, B, H]`` for c."""
     h = weights.ih.new_zeros(1, x.shape[1], weights.hh.shape[1])
     return [h, weights.ih.new_zeros(1, x.shape[1], module.hidden_size)] if isinstance(module, nn.LSTM) else [h]
 
 
-def _run(module: nn.RNNBase, weights: _Weights, x: Tensor, start: list[Tensor]) -> Tensor:
-    """The hidden states ``[T, B, R]`` of one direction of one layer."""
-    options: tuple[bool, int, float, bool, bool, bool] = (weights.biases is not None, 1, 0.0, False, False, False)
-    x = x.to(weights.ih)
-    if isinstance(module, nn.LSTM):
-        return torch.lstm(x, start, weights.joined(), *options)[0]
-    if isinstance(module, nn.GRU):
-        return torch.gru(x, start[0], weights.joined(), *options)[0]
-    run = torch.rnn_relu if module.nonlinearity == "relu" else torch.rnn_tanh
-    return run(x, start[0], weights.joined(), *options)[0]
-
-
 def _kind(module: nn.RNNBase | nn.RNNCellBase) -> str:
-    """``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``."""
+    """``"lstm"``, ``"gru"``, ``"rnn_tanh"`` or ``"rnn_relu"``, the name of torch's function."""
     if isinstance(module, nn.LSTM | nn.LSTMCell):
         return "lstm"
-    if isinstance(module, nn.GRU | nn.GRUCell):
-        return "gru"
-    return str(module.nonlinearity)
+    return "gru" if isinstance(module, nn.GRU | nn.GRUCell) else f"rnn_{module.nonlinearity}"
+
+
+def _run(module: nn.RNNBase, weights: _Weights, x: Tensor, start: list[Tensor]) -> Tensor:
+    """The hidden states ``[T, B, R]`` of one direction of one layer."""
+    options = weights.biases is not None, 1, 0.0, False, False, False
+    states = start if isinstance(module, nn.LSTM) else start[0]
+    hidden: Tensor = getattr(torch, _kind(module))(x.to(weights.ih), states, weights.joined(), *options)[0]
+    return hidden
 
 
 def _back(
@@ -267,7 +221,7 @@ def _back(
     dc: Tensor | None,
     *,
     whole: bool = False,
-) -> _Traced:
+) -> _Factors:
     """One direction of one layer.
 
     Args:
@@ -278,23 +232,25 @@ def _back(
         memory: ``[B, H]``, the LSTM's c that the first step started from; else unused.
         dy: ``[T, B, R]``, the gradient at its outputs.
         dc: ``[B, H]``, the gradient at the LSTM's last c.
-        whole: of one step, dc has what comes back through its h in it already.
+        whole: for a single step, whether dc already includes the gradient through its h.
     """
     x = x.to(weights.ih)
     at_x = torch.nn.functional.linear(x, weights.ih, weights.biases and weights.biases[0])
     at_h = torch.nn.functional.linear(before, weights.hh, weights.biases and weights.biases[1])
-    if kind == "lstm":
-        gates, projected = _lstm(weights, at_x.add_(at_h), memory, dy, dc, whole=whole)
-        return _Traced(x, before, gates, gates, projected)
+    projected: _Factors = {}
     if kind == "gru":
-        return _Traced(x, before, *_gru(weights, at_x, at_h, before, dy))
-    gates = _rnn(weights, at_x.add_(at_h), dy, kind)
-    return _Traced(x, before, gates, gates)
+        at_input, at_hidden = _gru(weights, at_x, at_h, before, dy)
+    elif kind == "lstm":
+        at_input, projected = _lstm(weights, at_x.add_(at_h), memory, dy, dc, whole=whole)
+        at_hidden = at_input
+    else:
+        at_input = at_hidden = _rnn(weights, at_x.add_(at_h), dy, kind)
+    return {"ih": (x, at_input), "hh": (before, at_hidden), **projected}
 
 
 def _rnn(weights: _Weights, pre: Tensor, dy: Tensor, kind: str) -> Tensor:
     """The gradient at the pre-activations ``[T, B, H]``."""
-    slopes = (pre > 0).to(pre) if kind == "relu" else 1 - pre.tanh().square_()
+    slopes = (pre > 0).to(pre) if kind == "rnn_relu" else 1 - pre.tanh().square_()
     gates = torch.empty_like(dy)
     after: Tensor | None = None
     for back, slope, gate in zip(*(reversed(t.unbind()) for t in (dy, slopes, gates)), strict=True):
@@ -305,8 +261,8 @@ def _rnn(weights: _Weights, pre: Tensor, dy: Tensor, kind: str) -> Tensor:
 
 def _lstm(
     weights: _Weights, pre: Tensor, c0: Tensor, dy: Tensor, dc: Tensor | None, *, whole: bool = False
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """The gradient at the gates' pre-activations ``[T, B, 4H]``, and of a projection its two factors."""
+) -> tuple[Tensor, _Factors]:
+    """The gradient at the gates' pre-activations ``[T, B, 4H]``, and the factors of a projection."""
     steps, size, _ = pre.shape
     i, f, g, o = (part.contiguous() for part in pre.chunk(4, dim=2))
     i, f, g, o = i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()
@@ -335,7 +291,7 @@ def _lstm(
         torch.mul(dh, out_slope, out=out)
         carry = dc * keep
         after_gates = gate
-    return gates, None if weights.hr is None else (o * shown, torch.stack(heads[::-1]))
+    return gates, {"hr": (o * shown, torch.stack(heads[::-1]))} if heads else {}
 
 
 def _gru(weights: _Weights, at_x: Tensor, at_h: Tensor, before: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:

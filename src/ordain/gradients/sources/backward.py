@@ -10,7 +10,7 @@ import torch
 
 
 class Backwards:
-    """What the backward that is running has brought, handed to ``finish`` once it has come to its end.
+    """Collects what the running backward brings, and hands it to ``finish`` once that backward is complete.
 
     A backward that raises (an error in it, an interrupt) leaves part of a batch's gradients, which nobody may take for
     a batch: it is forgotten.

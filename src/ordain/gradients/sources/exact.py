@@ -8,14 +8,14 @@ autograd gives to the parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ordain.errors import InputError, StateError
+from ordain.errors import InputError, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
 from ordain.gradients.memory import shrinking
@@ -24,9 +24,8 @@ from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import rule_for
 from ordain.gradients.rules.fallback import fallback
 from ordain.gradients.rules.recurrent import cell, recurrent
-from ordain.gradients.sources.check import check_sums
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.params import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose
 
 _TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
 
@@ -73,16 +72,8 @@ class ExactSource:
         self._joinable = {m for m in self._hooks.paths if all(users[p] == 1 for p in m.parameters(recurse=False))}
         self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
+        self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
         self.attach()
-
-    def attach(self) -> None:
-        self._hooks.attach()
-
-    def detach(self) -> None:
-        self._hooks.detach()
-
-    def drop(self, size: int | None = None) -> bool:
-        return self._hooks.drop(size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """It watches one model, whatever is copied."""
@@ -101,7 +92,7 @@ class ExactSource:
             self._hooks.layout.refuse_mixed()
             self._refuse_new(self._model.parameters())
             self._tries += arrived is not None
-            compared = partial(check_sums, batches, arrived or {}, self._offsets, coarse=self._hooks.coarse)
+            compared = partial(_check_sums, batches, arrived or {}, self._offsets, coarse=self._hooks.coarse)
             if arrived is not None and (shrinking(compared) or self._tries >= _TRIES):
                 self._understood |= calls
                 self._tries = 0
@@ -168,6 +159,52 @@ class ExactSource:
                 expected="the same parameters, frozen or not",
                 remedy="Replace layers, and load weights with assign=True, first; then make the order.",
             )
+
+
+def _check_sums(
+    batches: Sequence[Factored],
+    arrived: Mapping[Tensor, Tensor],
+    offsets: Mapping[Tensor, tuple[int, str]],
+    *,
+    coarse: bool,
+) -> bool:
+    """Per-example gradients must add up to what autograd gave: name the first parameter where they do not.
+
+    Args:
+        batches: all that the backward reached.
+        arrived: what autograd gave each parameter.
+        offsets: each parameter's place in the flat vector, and its name.
+        coarse: was anything computed in less than float32 (autocast)?
+
+    Returns:
+        Whether that proves anything: a gradient that is zero or not finite does not.
+    """
+    like = batches[0]
+    explained = torch.zeros(1, like.dim, dtype=like.dtype, device=like.device)
+    for batch in batches:
+        ones = torch.full((1, batch.size), 1.0 / batch.scale, dtype=batch.dtype, device=batch.device)
+        batch.weighted_sum(ones, out=explained)
+    # A gradient that is zero but for rounding (a bias before a normalization, the bias of attention's keys)
+    # has no digits to compare: it need only be small beside the whole.
+    whole = float(explained.norm())
+    conclusive = True
+    for p, (offset, name) in offsets.items():
+        mine = explained[0, offset : offset + p.numel()]
+        theirs = arrived[p].reshape(-1).to(mine) if p in arrived else torch.zeros_like(mine)
+        size = max(float(theirs.norm()), float(mine.norm()))
+        apart = float((mine - theirs).norm())
+        exact = p.dtype in (torch.float32, torch.float64) and not coarse
+        tolerance = (1e-6 if p.dtype == torch.float64 else 1e-3) if exact else 5e-2
+        if apart > tolerance * max(size, 1e-2 * whole, 1e-12):
+            raise UnsupportedModuleError(
+                f"parameter {name!r} with a gradient that the calls of its module do not explain",
+                expected="every parameter to be used by calling the module that owns it, and a loss of outputs only",
+                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if the "
+                f"parameter is used elsewhere, leave it out with params=lambda name: name != {name!r}, or take "
+                "gradients='func'.",
+            )
+        conclusive &= 0.0 < size < float("inf") or not p.requires_grad
+    return conclusive
 
 
 def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
 from ordain.gradients.rules import Use, Watch, watch_for
-from ordain.gradients.rules.mixing import mixing_modules, refuse_mixing
 from ordain.gradients.sources.backward import Backwards
 from ordain.gradients.sources.layout import Layout, examples_in
+from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -37,54 +37,49 @@ class Pass:
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
 
 
-class Taken(NamedTuple):
-    """What the backwards since the last time brought.
-
-    Attributes:
-        passes: those that a backward has reached, the oldest first.
-        arrived: what autograd gave the parameters; None where it was not asked, or cannot be told.
-    """
-
-    passes: list[Pass]
-    arrived: dict[Tensor, Tensor] | None
-
-
 class Hooks:
-    """What the modules of ``model`` that own some of ``params`` saw, by forward pass.
+    """Records, by forward pass, the inputs and output gradients of the modules of ``model`` that own ``params``.
 
     Nothing is registered before :meth:`attach`.
 
+    Args:
+        model: called once for each batch.
+        params: those to order by.
+        batch_dim: the batch dimension of the model's inputs.
+        whole: watch the model as one module, and do not probe its batch dimensions.
+
     Attributes:
-        paths: the modules that are watched, and what they are called.
-        layout: which dimension counts the examples.
+        paths: the watched modules and their names.
+        layout: batch dimensions.
         sharded: which parameter stands for which.
-        rerunning: a forward of our own is not the user's: set while there may be one.
+        rerunning: set while a module may be run again, which is no forward of the user's.
         coarse: has anything been computed in less than float32?
     """
 
-    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int) -> None:
+    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int, whole: bool = False) -> None:
         self._model = model
         self._params = dict.fromkeys(params)  # a set that keeps their order
-        self._batch_dim = batch_dim
+        self._batch_dim, self._whole = batch_dim, whole
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = False
-        self.layout = Layout(model, batch_dim)
+        self.layout = Layout(model, batch_dim, probes=not whole)
         self.rerunning = False
-        self._mixing = mixing_modules(model)
+        self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
-        self._backwards = Backwards(self._finish)
+        self._backwards = Backwards(lambda brought: self._ready.update(brought))
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
-        self._arrived: dict[Tensor, Tensor] | None = {}  # what autograd gave the parameters; None: not asked for
+        self._arrived: dict[Tensor, Tensor] | None = None  # what autograd gave the parameters; None: not asked for
         self.paths = {
             module: path
-            for path, module in model.named_modules()
+            for path, module in ([("", model)] if whole else model.named_modules())
             # A rule that watches its module may answer for submodules that are never called.
-            if any(p in self._params for p in module.parameters(recurse=watch_for(module) is not None))
+            if any(p in self._params for p in module.parameters(recurse=whole or watch_for(module) is not None))
         }
+        self._watches = {} if whole else {module: watch for module in self.paths if (watch := watch_for(module))}
         self.sharded = Sharded(model, self._stand)
         self._handles: list[Any] = []
         self._arrival_handles: dict[Tensor, Any] = {}
@@ -96,14 +91,14 @@ class Hooks:
         self._handles += self.sharded.watch()
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self.paths:
-            watch = watch_for(module)
-            if watch is not None:
-                start = partial(self._start, watch)
+            if module in self._watches:
+                start = partial(self._start, self._watches[module])
                 self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
-        self.ask()
+        if not self._whole:
+            self.ask()
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""
@@ -142,7 +137,7 @@ class Hooks:
         self._extras.clear()
         self._leave_contexts()
         if self._backwards.brought:
-            # What it gave some of the parameters cannot be told from what whole ones gave: compare another time.
+            # Its gradients cannot be told from those of complete backwards: compare with autograd another time.
             self._arrived = None if self._ready else self._arrived
             self._backwards.forget()
         if not model.training:
@@ -262,17 +257,17 @@ class Hooks:
             use.note_versions()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
-    def _finish(self, brought: dict[int, Pass]) -> None:
-        self._ready |= brought
-
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         if self._arrived is not None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     # --- after it ---------------------------------------------------------------------------------
 
-    def take(self) -> Taken:
-        """What there is, once: it is not kept, and autograd is not asked again before :meth:`ask`."""
+    def take(self) -> tuple[list[Pass], dict[Tensor, Tensor] | None]:
+        """The passes that a backward has reached, the oldest first, and what autograd gave the parameters.
+
+        The latter is None where it was not asked for, or cannot be told; it is not asked again before :meth:`ask`.
+        """
         if self._backwards.brought:
             self._backwards.forget()
         ready, self._ready = self._ready, {}
@@ -280,7 +275,7 @@ class Hooks:
         for handle in self._arrival_handles.values():
             handle.remove()
         self._arrival_handles = {}
-        return Taken([ready[number] for number in sorted(ready)], arrived)
+        return [ready[number] for number in sorted(ready)], arrived
 
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""

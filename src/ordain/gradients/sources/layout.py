@@ -1,4 +1,4 @@
-"""Which dimension of a layer's tensors counts the examples: found out, not guessed.
+"""The batch dimension of each of a layer's tensors: found out, not guessed.
 
 A tensor of 64 rows in a batch of 64 may be 64 examples or 64 positions. So once, before the first batch,
 the model is run without gradient on all examples but the last: the dimension that got shorter is the one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,11 +24,11 @@ Shapes = dict[tuple[str, int], tuple[int, ...]]
 
 
 class Layout:
-    """Remembers, for each call of each module in a pass, where its inputs and outputs count examples."""
+    """Remembers the batch dimensions of the inputs and outputs of each call of each module in a pass."""
 
-    def __init__(self, model: nn.Module, batch_dim: int) -> None:
-        self._model, self._batch_dim = model, batch_dim
-        self.probed = False
+    def __init__(self, model: nn.Module, batch_dim: int, *, probes: bool = True) -> None:
+        self._model, self._batch_dim, self._probes = model, batch_dim, probes
+        self.probed = not probes
         self._shorter: dict[tuple[nn.Module, int], Shapes] = {}
         self._mixed = False
         self._output: Any = None  # of the probe, if the model draws no random numbers
@@ -71,10 +71,10 @@ class Layout:
         for one, other in zip(tree_leaves(output), tree_leaves(shorter), strict=False):
             if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_floating_point()):
                 continue
-            changed = [i for i, (n, m) in enumerate(zip(one.shape, other.shape, strict=False)) if n != m]
-            if one.ndim != other.ndim or len(changed) != 1 or one.shape[changed[0]] != size or not other.numel():
+            axis = _shortened(one.shape, other.shape, size)
+            if axis is None or not other.numel():
                 continue
-            same = one.detach().narrow(changed[0], 0, size - 1)
+            same = one.detach().narrow(axis, 0, size - 1)
             self._mixed |= float((same - other).abs().max()) > 1e-2 * float(same.abs().max())
 
     def refuse_mixed(self) -> None:
@@ -90,7 +90,7 @@ class Layout:
 
     def failed(self) -> None:
         """The forward that the probe was made for failed: if the probe did too, that says nothing of the model."""
-        self.probed = bool(self._shorter)
+        self.probed = not self._probes or bool(self._shorter)
 
     def _counts(self, leaf: Any, size: int) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > self._batch_dim and leaf.shape[self._batch_dim] == size
@@ -104,15 +104,21 @@ class Layout:
         found: Axes = {}
         for name, shape in shapes(inputs, output).items():
             if shorter is not None and len(shorter.get(name, ())) == len(shape):
-                changed = [i for i, (n, m) in enumerate(zip(shape, shorter[name], strict=True)) if n != m]
-                right = [i for i in changed if shape[i] == size and shorter[name][i] == size - 1]
-                found[name] = right[0] if len(right) == len(changed) == 1 else None
+                found[name] = _shortened(shape, shorter[name], size)
             else:
                 same = [i for i, n in enumerate(shape) if n == size]
                 found[name] = same[0] if len(same) == 1 else None
         if size > 1 and shorter is not None:
             self._known[module, call] = found
         return found
+
+
+def _shortened(shape: Sequence[int], shorter: Sequence[int], size: int) -> int | None:
+    """The only dimension in which two shapes differ, if it went from ``size`` to one less."""
+    changed = [i for i, (n, m) in enumerate(zip(shape, shorter, strict=False)) if n != m]
+    if len(shape) != len(shorter) or len(changed) != 1:
+        return None
+    return changed[0] if (shape[changed[0]], shorter[changed[0]]) == (size, size - 1) else None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
 from ordain.gradients.sources.backward import Backwards
 from ordain.gradients.sources.layout import examples_in
-from ordain.gradients.sources.params import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose
 
 
 class MicrobatchSource:
@@ -27,7 +27,7 @@ class MicrobatchSource:
         model: called once for each micro-batch.
         params: which trainable parameters to order by, as a test of their names; all by default.
         loss_reduction: under ``"sum"`` the gradient is divided by the number of examples.
-        batch_dim: the dimension of the model's inputs that counts the examples.
+        batch_dim: the batch dimension of the model's inputs.
     """
 
     name = "microbatch"

@@ -17,7 +17,7 @@ _REMEDY = "Leave it out with params=, use DistributedDataParallel, or pass model
 
 
 def is_split(p: Any) -> bool:
-    """Is this a DTensor? Asked so, because importing them takes a second."""
+    """Whether this is a DTensor, told by an attribute because importing the class takes a second."""
     return hasattr(p, "to_local")
 
 
@@ -59,9 +59,6 @@ class Sharded:
             if own:
                 self._own[module] = own
         self._modules = [one for one in model.modules() if any(inner in self._own for inner in one.modules())]
-
-    def __bool__(self) -> bool:
-        return bool(self._own)
 
     def watch(self) -> list[Any]:
         """The handles of hooks: behind those of ``fully_shard``, which were there before."""

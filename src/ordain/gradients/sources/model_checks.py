@@ -1,13 +1,14 @@
-"""Which parameters an order looks at, and how the loss reduces: what every source asks first."""
+"""Checks that every source makes first: parameters to order by, how the loss reduces, layers that mix examples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
-from ordain.errors import InputError
+from ordain.errors import InputError, UnsupportedModuleError
 
 
 def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, nn.Parameter]:
@@ -44,3 +45,20 @@ def check_reduction(loss_reduction: str) -> str:
             remedy="Say how your loss reduces over the batch; torch's losses take the mean by default.",
         )
     return loss_reduction
+
+
+def mixing_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that mix examples, in training mode at least."""
+    return [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+def refuse_mixing(modules: list[tuple[str, nn.Module]]) -> None:
+    """Raise for the first module that mixes examples as it is set now."""
+    for path, module in modules:
+        if module.training or getattr(module, "running_mean", None) is None:
+            raise UnsupportedModuleError(
+                f"{type(module).__name__} at {path!r} in training mode",
+                expected="layers that treat each example by itself",
+                remedy="Use GroupNorm or LayerNorm, put the layer in eval() mode so that it uses its running "
+                "statistics, or order whole batches with group=batch_size and gradients='microbatch'.",
+            )
