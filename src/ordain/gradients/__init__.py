@@ -6,7 +6,7 @@ Balancing never asks for a per-example gradient: inner products and weighted sum
 
 from ordain.gradients.dense import Dense, as_gradients
 from ordain.gradients.factored import Factored
-from ordain.gradients.loop import per_example_loop
+from ordain.gradients.one_at_a_time import per_example_loop
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected, Gradients, Source
 from ordain.gradients.rules import Use, register_rule

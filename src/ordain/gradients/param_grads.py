@@ -311,7 +311,9 @@ class OuterProduct(ParamGrads):
             for lo in range(0, self.size, few):
                 rows = slice(lo * self._steps, (lo + few) * self._steps)
                 pairs = (a[rows] @ a.T).mul_(b[rows] @ b.T)
-                gram[lo : lo + few] += pairs.view(-1, self._steps, self.size, self._steps).sum(dim=(1, 3))
+                gram[lo : lo + few] += pairs.view(len(gram[lo : lo + few]), self._steps, self.size, self._steps).sum(
+                    dim=(1, 3)
+                )
         dots += self.dot(vectors)
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
