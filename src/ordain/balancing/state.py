@@ -78,7 +78,7 @@ class BalanceState:
         return int(self.past_failures + self.rule[1]) if len(self.rule) > 1 else self.past_failures
 
     def allocate(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The table, made if this is the first batch."""
+        """The table; it is allocated at the first batch."""
         if self.table is None:
             self._hold(torch.zeros(1 if self.paired else 3, dim, dtype=dtype, device=device))
         assert self.table is not None  # noqa: S101

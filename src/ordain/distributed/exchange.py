@@ -41,7 +41,7 @@ class Exchange:
         batches: Sequence[Collected | int] = []
         try:
             batches = collect() if collect is not None else []
-        except Exception as raised:  # every rank must hear of it, or wait for ever
+        except Exception as raised:  # every rank must hear of it, or wait forever
             error = raised
         number = 0
         while True:
@@ -71,7 +71,7 @@ class Exchange:
             every = self._numbers(heads[:, 4], data)
             number += 1
             yield Meeting(self.ranks, heads, texts, every)
-            stands = (stands[0], -1, stands[2])  # the examples done have gone on, on all ranks alike
+            stands = (stands[0], -1, stands[2])  # every rank has advanced by the same number of examples
             if not heads[:, 1].any():
                 return
 

@@ -49,7 +49,7 @@ class GlobalBatch(Factored):
         error: Exception | None = None
         try:
             gram, dots = shrinking(job)
-        except Exception as raised:  # the others must hear of it, or wait for ever
+        except Exception as raised:  # the others must hear of it, or wait forever
             error = raised
             gram, dots = self._zeros(size, vectors)
         upper = torch.triu_indices(size, size, device=gram.device).unbind()

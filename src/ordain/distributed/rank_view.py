@@ -123,7 +123,7 @@ class RankShare(View):
 
 
 class Unshared(View):
-    """Of an order that was made before the ranks knew of each other, though nobody said that it is not shared out."""
+    """The view of an order built before torch.distributed was initialised, without ``distributed=False``."""
 
     def check_draw(self) -> None:
         if other_ranks():

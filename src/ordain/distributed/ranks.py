@@ -111,9 +111,9 @@ def gather_texts(ranks: Ranks, text: str) -> list[str]:
     """Every rank's text."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     lengths = ranks.gather(torch.tensor(len(data)))
-    room = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-    room[: len(data)] = data
-    every = ranks.gather(room)
+    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+    padded[: len(data)] = data
+    every = ranks.gather(padded)
     return [bytes(row[:length].tolist()).decode() for row, length in zip(every, lengths.tolist(), strict=True)]
 
 

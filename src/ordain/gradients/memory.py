@@ -110,7 +110,7 @@ def _given_up(said: str) -> MemoryLimitError:
     first = (said or "it ran out").splitlines()[0][:200]
     return MemoryLimitError(
         f"no memory for per-example gradients, however few at a time ({first})",
-        expected="room beside the model for what its layers saw and a little more",
+        expected="memory beside the model for what its layers saw and a little more",
         remedy="Take smaller batches, order by fewer parameters with params=, or free memory. What was learned before "
         "is kept; to go on with the next batch, call order.skip(len(x)) for the one that failed.",
     )

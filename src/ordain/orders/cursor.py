@@ -121,7 +121,7 @@ class Cursor:
 
     def _is_look(self) -> bool:
         # Nobody calls step(). A first incomplete pass is taken for a look at the data; later ones
-        # cannot be told from epochs that were cut short, and an order must not repeat for ever.
+        # cannot be told from epochs that were cut short, and an order must not repeat forever.
         return self.epoch == 0 and self.drawn < self.view.n and not self._peeked
 
     def go_on(self, epoch: int, drawn: int) -> None:

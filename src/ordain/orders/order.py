@@ -454,7 +454,7 @@ class Order:
 def undisturbed() -> AbstractContextManager[object]:
     """For work in an order's own numbers, whatever the training loop's context is.
 
-    Autocast would take products in fewer digits; what is made in inference mode cannot be added to later.
+    Autocast would take products in fewer digits; tensors created in inference mode cannot be added to later.
     """
     mixed = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not mixed and not torch.is_inference_mode_enabled():

@@ -38,7 +38,7 @@ def _looked_up(use: Use) -> tuple[Tensor, Tensor, Tensor]:
         shape = tuple(use.argument(0, "input").shape)
         raise UnsupportedModuleError(
             f"Embedding at {use.path!r} with ids of shape {shape} in a batch of {use.size}",
-            expected="ids with one dimension that counts the examples, or is 1 for ids that all examples share",
+            expected="ids with a batch dimension, of length 1 for ids that all examples share",
             remedy="Look up positions as torch.arange(steps)[None] (or [:, None] if steps come first), "
             "or leave this layer out with params=.",
         )

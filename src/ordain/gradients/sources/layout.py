@@ -169,7 +169,7 @@ def examples_in(args: Any, kwargs: Any, batch_dim: int) -> int:
     ]
     if not sizes:
         raise GradientError(
-            "a call of the model without a tensor that counts examples",
+            "a call of the model without a tensor that has a batch dimension",
             expected=f"an input with the examples in dimension {batch_dim}",
             remedy="Pass batch_dim= to say where, or call observe() with your own gradients.",
         )
