@@ -454,7 +454,7 @@ def test_a_call_without_a_tensor_is_refused(gradients: str) -> None:
 
     model = Constant()
     order = GraB(model, N, gradients=gradients)
-    with pytest.raises(GradientError, match=r"without a tensor that counts examples.*batch_dim="):
+    with pytest.raises(GradientError, match=r"without a tensor that has a batch dimension.*batch_dim="):
         model(3)
     order.detach()
     assert model(3).shape == (3, 1)
