@@ -221,7 +221,10 @@ def test_sums_that_were_cut_off_start_anew(centering: str, group: int, error: ty
     n, rng = 15, np.random.default_rng(0)
 
     class Cut(Dense):
-        """A batch whose weighted sum is cut off half way."""
+        """A batch whose sums are cut off half way."""
+
+        def add_signed(self, signs: Any, out: Tensor) -> None:
+            self.weighted_sum(torch.from_numpy(signs)[None], out=out)
 
         def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
             if out is None:

@@ -41,6 +41,7 @@ class GraB(Order):
         **options: see :class:`~ordain.Order`: gradients, params, loss_reduction, batch_dim, group, sketch, seed,
             distributed.
 
+    >>> import torch
     >>> order = GraB(None, 4, seed=1)
     >>> first = list(order.sampler)
     >>> order.observe(torch.tensor([[1.0], [2.0], [-1.0], [1.0]]))
