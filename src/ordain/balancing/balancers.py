@@ -221,7 +221,7 @@ def check_signs(signs: Any, count: int, balancer: Balancer) -> NDArray[np.int8]:
     found = np.asarray(signs)
     if found.shape != (count,) or not np.isin(found, (-1, 1)).all():
         raise InputError(
-            f"signs of shape {found.shape} from {balancer!r}",
+            f"signs of shape {found.shape} with values {np.unique(found)[:5].tolist()} from {balancer!r}",
             expected=f"[{count}] of +1 and -1",
             remedy="signs() must return one sign for each vector it was given.",
         )

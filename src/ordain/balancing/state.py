@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -145,10 +146,18 @@ class BalanceState:
         for name, length in {"balancer_state": len(self.rule), "counters": len(_COUNTERS)}.items():
             if len(saved[name]) != length or not all(type(one) in (int, float) for one in saved[name]):
                 raise broken(name, repr(saved[name]), f"{length} numbers")
+        counters = dict(zip(_COUNTERS, saved["counters"], strict=True))
+        last = 2 * self.count if self.paired else self.count - 1
+        limits = {"first_slot": last, "part_slot": last, "summed": 0 if self.paired else self.count}
+        for name, value in counters.items():
+            whole = name not in ("surplus", "mean_inner", "mean_square")
+            if not math.isfinite(value) or (
+                whole and not (type(value) is int and -1 <= value <= limits.get(name, value))
+            ):
+                raise broken("counters", f"{name}={value!r}", "numbers that balancing can have")
         found = saved["vectors"]
         if found is None:
             return
-        counters = dict(zip(_COUNTERS, saved["counters"], strict=True))
         shapes: dict[str, tuple[int | None, ...]] = {"table": (1 if self.paired else 3, dim)}
         shapes |= {name: (dim,) for name in ("first", "part") if counters[f"{name}_slot"] >= 0}
         if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):

@@ -17,6 +17,8 @@ from ordain.orders.units import Indices
 from ordain.orders.view import View
 from ordain.sampler import Pass
 
+_MOST_EPOCHS = 10**7  # of a saved state: its log is counted epoch by epoch
+
 
 class Route(NamedTuple):
     """What a cursor asks of its order.
@@ -235,7 +237,7 @@ class Cursor:
 
     def check(self, state: State) -> None:
         """Raise if no cursor can have saved this."""
-        check_count(state, "epoch")
+        check_count(state, "epoch", _MOST_EPOCHS)
         check_count(state, "taken", self.view.n)
 
     def load(self, state: State) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ordain.balancing import Balancer, BalanceState, Decision, Deterministic, balance, check_balancer
 from ordain.balancing.step import ASIDE
-from ordain.errors import InputError
+from ordain.errors import GradientError, InputError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import shrinking
 from ordain.orders.arrangement import Arrangement
@@ -101,6 +101,13 @@ class BalancingLearner:
         self.state = BalanceState(self._balancer, paired=self._paired, count=count, seed=seed)
 
     def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
+        table = self.state.table
+        if table is not None and (table.dtype is not batch.dtype or table.device != batch.device):
+            raise GradientError(
+                f"gradients of {batch.dtype} on {batch.device}",
+                expected=f"{table.dtype} on {table.device}, as before",
+                remedy="Convert them, or make the order anew; a saved state belongs to one dtype.",
+            )
         sizes = None
         if not whole_units and self._arrangement.units.group > 1:
             sizes = self._arrangement.sizes(slots)

@@ -222,6 +222,9 @@ class Order:
         They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
         gradients for theirs.
         """
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise InputError(f"count={count!r}", expected="a number of examples >= 0", remedy="Pass len(x).")
+        count = int(count)
         if self._learning:
             # Gradients of batches before this one may wait: they come first.
             before = self._source is not None and self._source.drop(count)
@@ -421,11 +424,11 @@ class Order:
 
     def _watch(self, epoch: int) -> None:
         """Watch the model in epochs that learn, and only in those."""
-        self._learning = self._schedule.learns(epoch)
+        ended = self._schedule.ends(epoch)
+        self._learning = self._schedule.learns(epoch) and not ended
         if self._source is not None:
             (self._source.attach if self._learning else self._source.detach)()
-        if self._schedule.ends(epoch):
-            self.detach()
+        if ended:
             self._learner.release()
 
     def _observed(self) -> int | None:

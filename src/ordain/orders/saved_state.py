@@ -15,13 +15,16 @@ from ordain.errors import StateError
 
 STATE_VERSION = 3
 State = dict[str, Any]
+_OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
 
 
 def converted(state: Any) -> Any:
     """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
-    if isinstance(state, dict) and state.get("version") == 1:
+    if not isinstance(state, dict) or type(state.get("version")) is not int:
+        return state
+    if state["version"] == 1:
         state = _from_1(state)
-    if isinstance(state, dict) and state.get("version") == 2:
+    if state["version"] == 2:
         state = _from_2(state)
     return state
 
@@ -55,7 +58,7 @@ def digest(permutation: NDArray[np.int64]) -> str:
 def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
     """The state must be of this version and of an order with the same arguments."""
     for name, value in {"version": STATE_VERSION, **mine}.items():
-        if not isinstance(state, dict) or state.get(name) != value:
+        if not isinstance(state, dict) or type(state.get(name)) is not type(value) or state[name] != value:
             saved = state.get(name) if isinstance(state, dict) else type(state).__name__
             raise StateError(
                 f"a state with {name}={saved!r}",
@@ -67,8 +70,7 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
 def check_fields(state: State, like: State) -> None:
     """Each field must be there and of the kind that ``like``, a state of the order that loads, has.
 
-    Tensors must agree in dtype and, except for the first dimension, in shape. None stands for anything, since what
-    has not been seen yet is None.
+    Tensors must agree in dtype and, except for the first dimension, in shape.
     """
     missing = sorted(like.keys() - state.keys())
     if missing:
@@ -79,7 +81,7 @@ def check_fields(state: State, like: State) -> None:
         )
     for name, mine in like.items():
         value = state[name]
-        if value is None or mine is None:
+        if mine is None or (value is None and name in _OPTIONAL):
             continue
         good = type(value) is type(mine)
         if good and isinstance(mine, torch.Tensor):

@@ -7,7 +7,6 @@ autograd gives to the parameters.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -67,9 +66,6 @@ class ExactSource:
         self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim)
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
-        # A weight may be joined with its bias only where no other module uses either.
-        users = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-        self._joinable = {m for m in self._hooks.paths if all(users[p] == 1 for p in m.parameters(recurse=False))}
         self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
@@ -116,11 +112,17 @@ class ExactSource:
                 use.check_versions()
             for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
                 places = [self._place(module, name) for name in ((names,) if isinstance(names, str) else names)]
-                together = module in self._joinable and places[-1] - places[0] == grads.rows * grads.cols
+                together = places[0] >= 0 and places[-1] - places[0] == grads.rows * grads.cols
                 parts = [grads] if len(places) == 1 or together else grads.apart()
                 for place, part in zip(places, parts, strict=False):
                     if place >= 0:
                         found.setdefault(place, []).append(part)
+        for offset, several in list(found.items()):  # a weight or bias that other modules use too is not joined
+            bias = offset + self._sizes[offset]
+            if max(part.numel for part in several) > self._sizes[offset] and (len(several) > 1 or bias in found):
+                apart = [part.apart() for part in several]
+                found[offset] = [parts[0] for parts in apart]
+                found.setdefault(bias, []).extend(parts[1] for parts in apart if len(parts) > 1)
         placed = [(offset, several[0] if len(several) == 1 else Sum(*several)) for offset, several in found.items()]
         for offset, grads in placed:
             if offset + grads.numel not in self._ends or grads.numel < self._sizes[offset]:

@@ -69,7 +69,7 @@ class Hooks:
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
-        self._backwards = Backwards(lambda brought: self._ready.update(brought))
+        self._backwards = Backwards(self._finish)
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._arrived: dict[Tensor, Tensor] | None = None  # what autograd gave the parameters; None: not asked for
@@ -260,6 +260,9 @@ class Hooks:
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         if self._arrived is not None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
+
+    def _finish(self, brought: dict[int, Pass]) -> None:
+        self._ready |= brought
 
     # --- after it ---------------------------------------------------------------------------------
 
