@@ -104,9 +104,7 @@ def test_what_a_balancer_must_not_return() -> None:
     order = GraB(None, 4, balancer=Wrong())
     list(order.sampler)
     before = order.state_dict()
-    with pytest.raises(
-        InputError, match=r"signs of shape \(4,\) with values \[0\.0\] from .*Wrong.*; expected \[4\] of \+1"
-    ):
+    with pytest.raises(InputError, match=r"with values \[0\.0\] from .*Wrong.*; expected \[4\] of \+1 and -1"):
         order.observe(torch.ones(4, 2))
     assert str(order.state_dict()["counters"]) == str(before["counters"])
 
