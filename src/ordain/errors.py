@@ -26,6 +26,7 @@ class OrdainError(Exception):
 
     def __init__(self, came: str, *, expected: str, remedy: str) -> None:
         super().__init__(f"got {came}; expected {expected}. {remedy}")
+        self.came = came
 
 
 class InputError(OrdainError, ValueError):

@@ -1,33 +1,29 @@
 """Multi-head attention: its projections are linear layers, seen while its forward runs.
 
 ``nn.MultiheadAttention`` calls no submodule: one function takes all its weights, projects, attends and
-projects again. While the forward runs, that function runs with a ``linear`` that keeps its input and asks
-for the gradient at its output. Nothing is computed again, so dropout of the attention is no obstacle.
+projects again. While the forward runs, that function runs with a ``linear`` that keeps its input and its output. Nothing is computed again, so dropout of the attention is no obstacle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import pairwise
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ordain.errors import UnsupportedModuleError
 from ordain.gradients.combined import RowRange, Stacked, total
 from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 
 
-@dataclass
-class _Projection:
-    """One call of ``linear``: input ``[.., in]``, gradient ``[.., out]``, and the first rows that it used.
+class _Projection(NamedTuple):
+    """One call of ``linear``: its input ``[.., in]``, and the first rows that it used of its weight and bias.
 
     ``weight`` and ``bias`` are (name, row); the name is empty if that is none of the module's parameters. They are
     found while the forward runs: sharded parameters are whole only then.
@@ -36,26 +32,16 @@ class _Projection:
     a: Tensor
     weight: tuple[str, int]
     bias: tuple[str, int] | None
-    b: Tensor | None = None
-
-    def reach(self, grad: Tensor) -> None:
-        """Add the gradient that a backward brings to the output."""
-        grad = _single(grad.detach())
-        self.b = grad if self.b is None else self.b + grad
-
-
-def _single(tensor: Tensor) -> Tensor:
-    """No less than float32, which autocast may have made it."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 class _Watched(TorchFunctionMode):
-    """Around one forward of the module: its projections, as :attr:`seen`."""
+    """Around one forward of the module: its projections, as :attr:`seen`, and their :attr:`outputs`."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__()
         self._parameters = parameters
         self.seen: list[_Projection] | None = None
+        self.outputs: list[Tensor] = []
 
     def __enter__(self) -> Any:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -84,9 +70,8 @@ class _Watched(TorchFunctionMode):
         out = functional.linear(input, weight, bias)
         if out.requires_grad and self.seen is not None:
             at_bias = None if bias is None else _place(self._parameters, bias)
-            projection = _Projection(_single(input.detach()), _place(self._parameters, weight), at_bias)
-            out.register_hook(projection.reach)  # type: ignore[no-untyped-call]
-            self.seen.append(projection)
+            self.seen.append(_Projection(input.detach(), _place(self._parameters, weight), at_bias))
+            self.outputs.append(out)
         return out
 
 
@@ -115,55 +100,32 @@ def watch(
     module: nn.MultiheadAttention, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[_Watched]:
     """See the projections of one forward."""
-    if module.bias_k is not None and module.bias_k.requires_grad:
-        raise UnsupportedModuleError(
-            f"MultiheadAttention at {path!r} with add_bias_kv=True",
-            expected="add_bias_kv=False",
-            remedy="Build it with add_bias_kv=False, or freeze bias_k and bias_v with requires_grad_(False).",
-        )
     return _Watched(dict(module.named_parameters()))
 
 
 @register_rule(nn.MultiheadAttention, watch=watch)
 def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, ParamGrads]:
-    """Query ``[T, B, E]``, or ``[B, T, E]`` if batch_first; the projections see steps first either way."""
+    """Query ``[T, B, E]``, or ``[B, T, E]`` if batch_first."""
     parameters = dict(module.named_parameters())
     weights: dict[str, dict[tuple[int, int], list[tuple[Tensor, Tensor]]]] = {}  # by name and range of rows
     biases: dict[str, Tensor] = {}
     for use in uses:
-        _require_examples(module, use)
-        for one in use.extra.seen or ():
-            if one.b is None:
+        for number, one in enumerate(use.extra.seen or ()):
+            leaf = use.inner(number)
+            if leaf not in use.grads:
                 continue
-            # [T, B, features] or [T B, features] to [B, T, features]
-            a, b = (t.reshape(-1, use.size, t.shape[-1]).transpose(0, 1).contiguous() for t in (one.a, one.b))
-            one.b = None  # another backward through the same graph begins anew
-            if not one.weight[0] or one.bias == ("", 0):
-                raise UnsupportedModuleError(
-                    f"MultiheadAttention that projects with {b.shape[2]} rows which are none of its parameters",
-                    expected="plain parameters, without parametrization",
-                    remedy="Remove the parametrization, or leave the layer out with params=.",
-                )
+            a, b = (use.batch_first(t, leaf) for t in (one.a, use.grads[leaf]))
+            a, b = (t.reshape(use.size, -1, t.shape[-1]).contiguous() for t in (a, b))  # [B, T, features]
             name, start = one.weight
-            weights.setdefault(name, {}).setdefault((start, start + b.shape[2]), []).append((a, b))
-            if one.bias is not None:
+            if name:
+                weights.setdefault(name, {}).setdefault((start, start + b.shape[2]), []).append((a, b))
+            if one.bias is not None and one.bias[0]:
                 name, start = one.bias
                 if name not in biases:
                     biases[name] = b.new_zeros(use.size, parameters[name].numel())
                 biases[name][:, start : start + b.shape[2]] += b.sum(dim=1)
     grads: dict[str, ParamGrads] = {name: Materialized.flat(bias) for name, bias in biases.items()}
     return grads | {name: _joined(parts, len(parameters[name])) for name, parts in weights.items()}
-
-
-def _require_examples(module: nn.MultiheadAttention, use: Use) -> None:
-    """The examples must be where the module has its sequences: it attends along the other dimension."""
-    for place, name in enumerate(("query", "key", "value")):
-        given = use.argument(place, name)
-        if use.size > 1 and (given.ndim != 3 or use.axis(given) != (0 if module.batch_first else 1)):
-            raise use.refusal(
-                f"MultiheadAttention with batch_first={module.batch_first}, whose {name} of shape "
-                f"{tuple(given.shape)} does not have its examples where the layer has its sequences,"
-            )
 
 
 def _place(parameters: dict[str, nn.Parameter], part: Tensor) -> tuple[str, int]:

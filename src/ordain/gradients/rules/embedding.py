@@ -34,14 +34,6 @@ def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, ParamGr
 
 def _looked_up(use: Use) -> tuple[Tensor, Tensor, Tensor]:
     """The entries of one use: example ``[N]``, id ``[N]``, gradient ``[N, H]``."""
-    if use.size > 1 and use.axes.get(("in", 0)) is None:
-        shape = tuple(use.argument(0, "input").shape)
-        raise UnsupportedModuleError(
-            f"Embedding at {use.path!r} with ids of shape {shape} in a batch of {use.size}",
-            expected="ids with a batch dimension, of length 1 for ids that all examples share",
-            remedy="Look up positions as torch.arange(steps)[None] (or [:, None] if steps come first), "
-            "or leave this layer out with params=.",
-        )
     ids, b = use.input(), use.grad()
     b = b.reshape(-1, b.shape[-1])
     each = ids.numel() // use.size
@@ -54,7 +46,7 @@ def _bags(module: nn.EmbeddingBag, use: Use) -> tuple[Tensor, Tensor, Tensor]:
     given = dict(zip(("input", "offsets", "per_sample_weights"), use.args, strict=False)) | use.kwargs
     ids, offsets, weights = given["input"], given.get("offsets"), given.get("per_sample_weights")
     b = use.grads[0]
-    if use.size > 1 and use.axes.get(("out", 0)) != 0:
+    if use.size > 1 and use.axis() != 0:
         raise use.refusal(f"EmbeddingBag, with an output of shape {tuple(b.shape)} that is not one bag an example,")
     if offsets is None:
         counts = torch.full((len(ids),), ids.shape[1], device=ids.device)

@@ -16,9 +16,8 @@ def trailing(use: Use, keep: int) -> tuple[Tensor, Tensor]:
     N gathers the dimensions before the kept ones other than the batch dimension, so that a batch of one comes out the
     same with and without a batch dimension. A batch dimension among the kept ones is mixed by the layer, and refused.
     """
-    x, grad = use.input(), use.grad()
-    axes = use.axes.get(("in", 0)), use.axes.get(("out", 0))
-    if use.size > 1 and any(axis is None or axis >= x.ndim - keep for axis in axes):
+    x, grad, way = use.input(), use.grad(), use.layouts.get(0)
+    if use.size > 1 and (way is None or way.axis >= use.grads[0].ndim - keep):
         raise use.refusal(f"an input of shape {tuple(x.shape)} whose examples the layer mixes")
     kept = (t.reshape(len(t), t.shape[1 : t.ndim - keep].numel(), *t.shape[t.ndim - keep :]) for t in (x, grad))
     return next(kept), next(kept)

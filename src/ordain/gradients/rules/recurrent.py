@@ -10,15 +10,12 @@ Shapes: T steps, B sequences, H hidden, R = H or the size of the projection, G g
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ordain.errors import UnsupportedModuleError
 from ordain.gradients.param_grads import ParamGrads
 from ordain.gradients.rules.linear import affine
 from ordain.gradients.rules.registry import Names, Use, register_rule
@@ -52,28 +49,7 @@ class _Weights:
         return [self.ih, self.hh, *(self.biases or ()), *([] if self.hr is None else [self.hr])]
 
 
-def refuse(
-    module: nn.RNNBase, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AbstractContextManager[None]:
-    """Refuse what cannot be run again, before it is run."""
-    kind = type(module).__name__
-    if module.dropout > 0 and module.num_layers > 1:
-        raise UnsupportedModuleError(
-            f"{kind} at {path!r} with dropout={module.dropout} between its {module.num_layers} layers",
-            expected="dropout=0, as the dropped values are not to be seen from outside",
-            remedy=f"Use {kind} modules of one layer each with nn.Dropout between them.",
-        )
-    if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
-        raise UnsupportedModuleError(
-            f"{kind} at {path!r} called with a PackedSequence",
-            expected="a padded tensor, where each example has its own row",
-            remedy="Pass the padded tensor and leave the padded steps out of the loss, or leave this layer out "
-            "with params=.",
-        )
-    return nullcontext()
-
-
-@register_rule(nn.LSTM, nn.GRU, nn.RNN, watch=refuse)
+@register_rule(nn.LSTM, nn.GRU, nn.RNN)
 def recurrent(module: nn.RNNBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     """Inputs ``[T, B, in]`` or ``[B, T, in]``; uses add along T."""
     grads: dict[Names, ParamGrads] = {}
@@ -92,7 +68,7 @@ def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[Names, ParamGrads]:
     states: list[list[Tensor | None]] = []
     for use in uses:
         x, hidden = use.argument(0, "input"), use.argument(1, "hx")
-        if size > 1 and (x.ndim != 2 or use.axis(x) != 0):
+        if size > 1 and (x.ndim != 2 or any(use.axis(leaf) != 0 for leaf in use.grads)):
             raise use.refusal(
                 f"{type(module).__name__}, whose input of shape {tuple(x.shape)} is not one row an example,"
             )
@@ -133,8 +109,11 @@ def _affine(several: list[_Factors], size: int, *, bias: bool, suffix: str = "")
 def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Factors]:
     """Every direction of every layer, by the end of its parameters' names."""
     given = use.argument(0, "input")
+    if isinstance(given, PackedSequence) or (module.dropout > 0 and module.num_layers > 1):
+        raise use.refusal(f"{type(module).__name__} with a PackedSequence, or dropout between its layers,")
     batched = given.ndim == 3
-    if use.size > 1 and (not batched or use.axis(given) != (0 if module.batch_first else 1)):
+    axes = {leaf: 0 if leaf == 0 and module.batch_first else 1 for leaf in use.grads}
+    if use.size > 1 and (not batched or any(use.axis(leaf) != axis for leaf, axis in axes.items())):
         raise use.refusal(
             f"{type(module).__name__} with batch_first={module.batch_first}, whose input of shape "
             f"{tuple(given.shape)} does not have its examples where the layer has its sequences,"

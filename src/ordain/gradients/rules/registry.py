@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ordain.errors import GradientError, UnsupportedModuleError
+from ordain.gradients.layout import Layout
 from ordain.gradients.param_grads import ParamGrads
 
 
@@ -25,8 +26,7 @@ class Use:
         args: positional inputs, tensors detached.
         kwargs: keyword inputs, tensors detached.
         grads: output leaf number (in pytree order) to the gradient that came back to it.
-        axes: ("in", leaf number) or ("out", leaf number) to the batch dimension of that tensor, as a probe found it;
-            None where there is none.
+        layouts: output leaf number to where the examples lie in it.
         extra: what a rule's own ``watch`` put aside during the forward.
         versions: of the inputs when the backward came by, to tell whether they were changed in place since.
     """
@@ -36,7 +36,7 @@ class Use:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     grads: dict[int, Tensor] = field(default_factory=dict)
-    axes: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
     extra: Any = None
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
@@ -58,36 +58,43 @@ class Use:
         """The input that the forward calls ``name``, its ``place``-th; None if it was not given."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name)
 
-    def axis(self, tensor: Tensor) -> int | None:
-        """The batch dimension of an input."""
-        leaves = tree_leaves((self.args, self.kwargs))
-        return next((self.axes.get(("in", i)) for i, leaf in enumerate(leaves) if leaf is tensor), None)
+    def axis(self, leaf: int = 0) -> int | None:
+        """The batch dimension of output ``leaf``; None if several steps of an example are folded into it."""
+        way, grad = self.layouts.get(leaf), self.grads.get(leaf)
+        return None if way is None or grad is None or grad.shape[way.axis] != self.size else way.axis
 
     def input(self, leaf: int = 0) -> Tensor:
-        """Input ``leaf`` with its batch dimension moved to the front."""
+        """Input ``leaf`` with its batch dimension moved to the front: it is where the first output has it."""
         plain = len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor)
         tensor = self.args[0] if plain else tree_leaves((self.args, self.kwargs))[leaf]
-        at_front = self.axes.get(("in", leaf)) == 0 and tensor.dtype is torch.float32 and len(tensor) == self.size
-        return tensor if at_front else self.batch_first(("in", leaf), tensor)
+        return self.batch_first(tensor, next(iter(self.grads)))
 
     def grad(self, leaf: int = 0) -> Tensor:
         """The gradient at output ``leaf`` with its batch dimension moved to the front."""
-        tensor = self.grads[leaf]
-        at_front = self.axes.get(("out", leaf)) == 0 and tensor.dtype is torch.float32 and len(tensor) == self.size
-        return tensor if at_front else self.batch_first(("out", leaf), tensor)
+        return self.batch_first(self.grads[leaf], leaf)
 
-    def batch_first(self, name: tuple[str, int], tensor: Tensor) -> Tensor:
-        """Move the batch dimension to the front; one example may get one more dimension there."""
-        axis = self.axes.get(name)
+    @staticmethod
+    def inner(number: int) -> int:
+        """The leaf number of the ``number``-th of the further outputs that a rule's ``watch`` asked for."""
+        return -1 - number
+
+    def batch_first(self, tensor: Tensor, leaf: int) -> Tensor:
+        """A tensor that has its examples where output ``leaf`` has them, with the batch dimension moved to the front.
+
+        Steps that are folded into that dimension come next. One example may get one more dimension there.
+        """
+        way, output = self.layouts.get(leaf), self.grads[leaf]
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor = tensor.float()  # autocast mixes dtypes; products are taken in one, and in no less than float32
-        if self.size == 1 and axis != 0:
+        if self.size == 1 and way != (0, False):
             return tensor.unsqueeze(0)  # a length of 1 elsewhere may be anything, and must stay where it is
-        if axis is None:
-            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} without a batch dimension")
-        if tensor.shape[axis] != self.size:
-            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} whose batch dimension was {axis}")
-        return tensor if axis == 0 else tensor.movedim(axis, 0)
+        if way is None:
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)} whose examples cannot be told apart")
+        if way.axis >= tensor.ndim or tensor.shape[way.axis] != output.shape[way.axis]:
+            raise self.refusal(f"a tensor of shape {tuple(tensor.shape)}, with an output of {tuple(output.shape)},")
+        if tensor.shape[way.axis] > self.size:
+            return way.split(tensor, self.size).movedim(way.axis + 1, 1)
+        return tensor if way.axis == 0 else tensor.movedim(way.axis, 0)
 
     def refusal(self, came: str) -> UnsupportedModuleError:
         """The error for a use whose examples cannot be told apart."""
@@ -116,7 +123,8 @@ def register_rule(*kinds: type[nn.Module] | str, watch: Watch | None = None) -> 
 
     ``watch(module, path, args, kwargs)`` is for a module that a look at its inputs and outputs does not
     explain: the module's forward runs inside the context that it gives, and what the context yields
-    becomes :attr:`Use.extra`. It may also refuse a call before it is made. A rule with a watch may
+    becomes :attr:`Use.extra`. If that has a list ``outputs`` of tensors, their gradients are asked for too, and the list
+    is emptied: see :meth:`Use.inner`. A watch may also refuse a call before it is made. A rule with a watch may
     answer for the parameters of submodules (``"out_proj.weight"``).
     """
 

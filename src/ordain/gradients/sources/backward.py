@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 
 class Backwards:
@@ -16,18 +18,23 @@ class Backwards:
     a batch: it is forgotten.
     """
 
-    def __init__(self, finish: Callable[[dict[Any, Any]], None]) -> None:
-        self._finish = finish
+    def __init__(self, finish: Callable[[dict[Any, Any]], None], params: Collection[Tensor]) -> None:
+        self._finish, self._params = finish, params
         self._task = -1
+        self._counts = False
         self.brought: dict[Any, Any] = {}  # by the backward that is running, or that broke off
 
-    def here(self) -> dict[Any, Any]:
-        """For hooks that a backward calls: what it has brought so far, to be added to."""
+    def here(self) -> dict[Any, Any] | None:
+        """For hooks that a backward calls: what it has brought so far, to be added to.
+
+        None in a backward that brings the parameters nothing, such as ``torch.autograd.grad(loss, inputs)``.
+        """
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self.brought = task, {}
+            self._counts = not self._params or any(_gets_gradient(p) for p in self._params if p.requires_grad)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
-        return self.brought
+        return self.brought if self._counts else None
 
     def forget(self) -> None:
         """Drop what a broken backward has left."""
@@ -38,3 +45,11 @@ class Backwards:
             brought = self.brought
             self.forget()
             self._finish(brought)
+
+
+def _gets_gradient(p: Tensor) -> bool:
+    """Will the backward that is running bring ``p`` a gradient?"""
+    try:
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(p).node))
+    except RuntimeError:  # torch.autograd.grad(loss, parameters) is asked for this very one
+        return True

@@ -1,32 +1,41 @@
 """Exact per-example gradients from an ordinary backward, computed from what hooks kept of each layer.
 
-Two checks stand between a model this does not understand and a wrong order: the batch dimension of each tensor
-is determined by a probe, not guessed (``layout.py``), and the first gradients must add up to those that
-autograd gives to the parameters.
+What stands between a model that this does not understand and a wrong order: in the first batches, and now and then
+later, the gradient of some examples alone is sent down the graph (``inspection.py``). It shows where the examples lie
+at each layer, and what their rows must add up to. A parameter whose rows do not is taken from the graph itself
+(``graph.py``). And the gradients of a whole batch must add up to those that autograd gives to the parameters.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from ordain.errors import InputError, StateError, UnsupportedModuleError
+from ordain._context import undisturbed
+from ordain.errors import InputError, OrdainError, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
+from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.memory import shrinking
-from ordain.gradients.param_grads import ParamGrads
+from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected
-from ordain.gradients.rules import rule_for
-from ordain.gradients.rules.fallback import fallback
+from ordain.gradients.rules import Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
+from ordain.gradients.sources.graph import Graph, Plan, Sightings
 from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.model_checks import check_reduction, choose
+from ordain.gradients.sources.sharded import is_split
+from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
-_TRIES = 32  # batches in which a parameter may have no gradient before that counts as its habit
+_TRIES = 32  # batches in which a layer may have no gradient before that counts as its habit
 
 
 class ExactSource:
@@ -50,7 +59,7 @@ class ExactSource:
         loss_reduction: str = "mean",
         batch_dim: int = 0,
     ) -> None:
-        self._model = model
+        self._model, self._batch_dim = model, batch_dim
         self._mean = check_reduction(loss_reduction) == "mean"
         chosen = choose(model, params)
         self._offsets: dict[Tensor, tuple[int, str]] = {}
@@ -62,13 +71,25 @@ class ExactSource:
         self._ends = {offset + numel for offset, numel in self._sizes.items()}
         self._dtype = _common_dtype(chosen)
         self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
-        self._tries = 0
-        self._understood: set[tuple[Any, ...]] = set()  # what has been checked, by its signature
-        self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim)
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
-        self._rules = {module: rule_for(module) or fallback for module in self._hooks.paths}
-        self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (fallback, recurrent, cell))
+        self._split = any(is_split(p) for p in self._offsets)
+        self._checks = SpotChecks()
+        self._layouts: dict[
+            tuple[nn.Module, int], dict[int, Layout]
+        ] = {}  # of each call's outputs, as gradients showed
+        self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
+        self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
+        self._tries: Counter[tuple[Any, ...]] = Counter()
+        self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self)
+        self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
+        # Parameters to be taken from the graph, and why.
+        self._by_graph: dict[Tensor, str] = {}
+        for module, path in self._hooks.paths.items():
+            if module not in self._rules:
+                self._take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
+        self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (recurrent, cell))
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
+        self.ignore = self._hooks.ignore
         self.attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
@@ -77,46 +98,202 @@ class ExactSource:
 
     def collect(self) -> list[Collected]:
         passes, arrived = self._hooks.take()
-        self._hooks.rerunning = True  # a rule may run its module again
-        try:
-            batches = [shrinking(partial(self._factored, one)) for one in passes if one.size]
-        finally:
-            self._hooks.rerunning = False
-        calls = {self._signature(one) for one in passes if one.size}
-        if not calls <= self._understood:
-            # Something new: compare it with what autograd says, or ask it to say so next time.
-            self._hooks.layout.refuse_mixed()
+        for record in passes:
+            if isinstance(record.result, Exception):
+                raise record.result
+            for uses in record.reached.values():
+                for use in uses.values():
+                    use.check_versions()
+        batches: list[Factored] = [record.result for record in passes if record.size]
+        if arrived is not None and batches:
             self._refuse_new(self._model.parameters())
-            self._tries += arrived is not None
-            compared = partial(_check_sums, batches, arrived or {}, self._offsets, coarse=self._hooks.coarse)
-            if arrived is not None and (shrinking(compared) or self._tries >= _TRIES):
-                self._understood |= calls
-                self._tries = 0
-            else:
-                self._hooks.ask()
-        for one in passes:
-            one.reached = {}  # its graph may live on for another backward
+            shrinking(partial(self._check_sums, batches, arrived))
+        for record in passes:
+            record.reached = {}  # its graph may live on for another backward
+            record.result = None
+            if record.inspection is not None:
+                record.inspection.finish(complete=False)
         if len(batches) < len(passes):  # some were without an example
             batches.append(Factored([], dim=self.dim, size=0, scale=1.0, like=self.like))
         return [Collected(batch, batch.size) for batch in batches]
 
+    # --- for the hooks ----------------------------------------------------------------------------
+
+    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+        """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
+        if not outputs or not record.size or self._split:
+            return
+        signature = self._signature(record)
+        new = signature not in self._understood or not self._fit(record)
+        due = self._checks.due() or new
+        if due:
+            self._hooks.ask()
+        if not due and not self._by_graph:
+            return
+        sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
+        graph = Graph([node for node, _ in outputs], sinks)
+        plan = self._plans.get(graph.names) if self._by_graph and not new else None
+        new = new or (plan is None and bool(self._by_graph))
+        chosen = self._checks.examples(record.size, device=self.like.device, both=new) if due or new else []
+        if record.size == 1:
+            chosen = [torch.ones(1, dtype=torch.bool, device=self.like.device)]
+        record.inspection = Inspection(
+            graph,
+            outputs,
+            size=record.size,
+            batch_dim=self._batch_dim,
+            chosen=chosen,
+            divert=self._hooks.divert,
+            inspected=partial(self._inspected, record, signature, new=new),
+        )
+        if record.size > 1 and (new or plan is not None):
+            record.inspection.watch_nodes(plan)
+        graph.release()
+
+    def backward_ended(self, record: Pass) -> None:
+        """Take what is needed of the layers now: the optimizer may change the weights before step()."""
+        if record.inspection is not None:
+            record.inspection.finish(complete=True)
+        try:
+            with undisturbed(), torch.no_grad():
+                record.result = shrinking(partial(self._factored, record))
+        except Exception as error:  # to be raised by step(), not out of the backward
+            record.result = error
+
+    # --- what a signature is, and what is known of it -----------------------------------------------
+
     def _signature(self, record: Pass) -> tuple[Any, ...]:
         """Which modules were called how often, and which parameters were trainable: what a check was made of."""
-        calls = sorted((self._hooks.paths[module], len(uses)) for module, uses in record.reached.items())
-        return (*calls, *(p.requires_grad for p in self._offsets))
+        calls = sorted((self._hooks.paths[module], count) for module, count in record.calls.items())
+        return (record.size > 1, *calls, *(p.requires_grad for p in self._offsets))
+
+    def _fit(self, record: Pass) -> bool:
+        """Do the layouts that are known fit this pass?"""
+        for call, shapes in record.shapes.items():
+            known = self._layouts.get(call, {})
+            if any(leaf in known and not known[leaf].fits(shape, record.size) for leaf, shape in shapes.items()):
+                return False
+        return True
+
+    def _take_from_graph(self, module: nn.Module, reason: str) -> None:
+        for p in self._own(module):
+            self._by_graph.setdefault(p, reason)
+
+    def _own(self, module: nn.Module) -> list[Tensor]:
+        recurse = watch_for(module) is not None  # its rule answers for submodules
+        return [p for p in module.parameters(recurse=recurse) if p in self._offsets]
+
+    # --- what an inspection shows ---------------------------------------------------------------------
+
+    def _inspected(self, record: Pass, signature: tuple[Any, ...], inspection: Inspection, *, new: bool) -> None:
+        before = dict(self._by_graph)
+        with undisturbed(), torch.no_grad():
+            foreign = any(number != record.number for uses in inspection.uses for number, _, _ in uses)
+            seen = self._see_layouts(record, inspection)
+            if not foreign:  # else other passes of the model lie below this one
+                self._compare_layers(record, inspection)
+        added = [p for p in self._by_graph if p not in before]
+        if added and not self._checks.contiguous:
+            name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
+            record.result = self._unexplained(
+                name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
+            )
+            return
+        if new:
+            certain = True
+            if self._by_graph and record.size > 1:
+                plan = inspection.follow(list(self._by_graph))
+                certain = plan.certain
+                if certain:
+                    self._plans[inspection.graph.names] = plan
+            self._tries[signature] += 1
+            if (seen and certain) or self._tries[signature] >= _TRIES:
+                self._understood.add(signature)
+
+    def _see_layouts(self, record: Pass, inspection: Inspection) -> bool:
+        """Note where the examples lie in each call's outputs. Has every call had a gradient?"""
+        if record.size == 1:
+            return True
+        sightings = Sightings(record.size, self._batch_dim)
+        for chosen, uses in zip(inspection.chosen, inspection.uses, strict=True):
+            for (number, module, call), (_, grads) in uses.items():
+                if number == record.number:
+                    for leaf, grad in grads.items():
+                        sightings.see((module, call), leaf, grad, chosen)
+        for key, leaf in sightings.seen:
+            known, possible = self._layouts.setdefault(key, {}), sightings.possible[key, leaf]
+            if possible:
+                known[leaf] = known[leaf] if known.get(leaf) in possible else possible[0]
+            else:
+                known.pop(leaf, None)
+                path, shape = self._hooks.paths[key[0]], record.shapes[key].get(leaf, ())
+                self._take_from_graph(
+                    key[0], f"examples cannot be told apart in the output of {path!r}, of shape {tuple(shape)}"
+                )
+        return {key for key, _ in sightings.seen} == record.shapes.keys()
+
+    def _compare_layers(self, record: Pass, inspection: Inspection) -> None:
+        """What the rules make of the gradients of some examples must be what came to the parameters."""
+        reached: dict[nn.Module, dict[int, Use]] = {}
+        for (_, module, call), (use, grads) in inspection.uses[0].items():
+            reached.setdefault(module, {})[call] = replace(use, size=record.size, grads=grads)
+        found: dict[int, list[ParamGrads]] = {}
+        for module, uses in reached.items():
+            try:
+                self._apply_rule(module, uses, found)
+            except OrdainError as error:
+                self._take_from_graph(module, error.came)
+            except RuntimeError as error:
+                self._take_from_graph(module, str(error))
+        batch = self._joined(found, record.size)
+        for p in differing([batch], [inspection.chosen[0]], inspection.found[0], self._offsets, **self._how()):
+            self._by_graph.setdefault(p, "its gradient is not what the calls of its module bring")
+
+    # --- rows -----------------------------------------------------------------------------------------
 
     def _factored(self, record: Pass) -> Factored:
+        if isinstance(record.result, Exception):
+            raise record.result
         found: dict[int, list[ParamGrads]] = {}  # by offset
         for module, uses in record.reached.items():
-            for use in uses.values():
-                use.check_versions()
-            for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
-                places = [self._place(module, name) for name in ((names,) if isinstance(names, str) else names)]
-                together = places[0] >= 0 and places[-1] - places[0] == grads.rows * grads.cols
-                parts = [grads] if len(places) == 1 or together else grads.apart()
-                for place, part in zip(places, parts, strict=False):
-                    if place >= 0:
-                        found.setdefault(place, []).append(part)
+            self._apply_rule(module, uses, found)
+        inspection = record.inspection
+        for p, reason in self._by_graph.items():
+            if not p.requires_grad:
+                continue
+            offset, name = self._offsets[p]
+            if inspection is None or inspection.failed or (record.size > 1 and inspection.rows is None):
+                raise self._unexplained(name, reason, "" if inspection is None else inspection.failed)
+            rows = inspection.found[0].get(p) if record.size == 1 else inspection.rows.of(p)
+            if rows is not None:
+                found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
+        batch = self._joined(found, record.size)
+        if inspection is not None and inspection.chosen and self._by_graph and not inspection.failed:
+            given = {p: self._offsets[p] for p in self._by_graph if p.requires_grad}
+            wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
+            for p in wrong:
+                raise self._unexplained(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
+        return batch
+
+    def _apply_rule(self, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]) -> None:
+        """Add the gradients that a rule gives for the calls of ``module`` to ``found``, by offset."""
+        if module not in self._rules or all(p in self._by_graph for p in module.parameters() if p in self._offsets):
+            return
+        for call, use in uses.items():
+            known = self._layouts.get((module, call), {})
+            for leaf, grad in use.grads.items():
+                way = known.get(leaf) or next(iter(layouts(grad.shape, use.size, self._batch_dim)), None)
+                if way is not None:
+                    use.layouts[leaf] = way
+        for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
+            places = [self._place(module, name) for name in ((names,) if isinstance(names, str) else names)]
+            together = places[0] >= 0 and places[-1] - places[0] == grads.rows * grads.cols
+            parts = [grads] if len(places) == 1 or together else grads.apart()
+            for place, part in zip(places, parts, strict=False):
+                if place >= 0:
+                    found.setdefault(place, []).append(part)
+
+    def _joined(self, found: dict[int, list[ParamGrads]], size: int) -> Factored:
         for offset, several in list(found.items()):  # a weight or bias that other modules use too is not joined
             bias = offset + self._sizes[offset]
             if max(part.numel for part in several) > self._sizes[offset] and (len(several) > 1 or bias in found):
@@ -127,8 +304,31 @@ class ExactSource:
         for offset, grads in placed:
             if offset + grads.numel not in self._ends or grads.numel < self._sizes[offset]:
                 raise self._resized(offset, grads.numel)
-        scale = float(record.size) if self._mean else 1.0
-        return Factored(placed, dim=self.dim, size=record.size, scale=scale, like=self.like)
+        scale = float(size) if self._mean else 1.0
+        return Factored(placed, dim=self.dim, size=size, scale=scale, like=self.like)
+
+    def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
+        ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
+        for p in differing(batches, ones, arrived, self._offsets, **self._how()):
+            raise UnsupportedModuleError(
+                f"parameter {self._offsets[p][1]!r} with a gradient that the calls of its module do not explain",
+                expected="every parameter to be used by the forwards that the order watches, and a loss of outputs only",
+                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if a forward "
+                "shall not count, run it inside order.ignore(); or leave the parameter out with "
+                f"params=lambda name: name != {self._offsets[p][1]!r}.",
+            )
+
+    def _how(self) -> dict[str, bool]:
+        return {"mean": self._mean, "coarse": self._hooks.coarse}
+
+    def _unexplained(self, name: str, reason: str, more: str = "") -> UnsupportedModuleError:
+        return UnsupportedModuleError(
+            f"parameter {name!r}, of which no example's own gradient is known: {reason}{f' ({more})' if more else ''}",
+            expected="a model that treats each example by itself",
+            remedy="Look for what mixes the examples of a batch (statistics over the batch, a permutation of it), "
+            f"leave the parameter out with params=lambda name: name != {name!r}, or order whole batches with "
+            "group=batch_size and gradients='microbatch'.",
+        )
 
     def _place(self, module: nn.Module, name: str) -> int:
         """The offset of a module's parameter; negative if it takes no part."""
@@ -136,7 +336,7 @@ class ExactSource:
         if p is None and "." in name:
             path, _, last = name.rpartition(".")
             p = module.get_submodule(path)._parameters.get(last)
-        if p is None or not p.requires_grad:
+        if p is None or not p.requires_grad or p in self._by_graph:
             return -self.dim
         place = self._offsets.get(p) or self._offsets.get(self._hooks.sharded.part(p))
         if place is None:
@@ -161,52 +361,6 @@ class ExactSource:
                 expected="the same parameters, frozen or not",
                 remedy="Replace layers, and load weights with assign=True, first; then make the order.",
             )
-
-
-def _check_sums(
-    batches: Sequence[Factored],
-    arrived: Mapping[Tensor, Tensor],
-    offsets: Mapping[Tensor, tuple[int, str]],
-    *,
-    coarse: bool,
-) -> bool:
-    """Per-example gradients must add up to what autograd gave: name the first parameter where they do not.
-
-    Args:
-        batches: all that the backward reached.
-        arrived: what autograd gave each parameter.
-        offsets: each parameter's place in the flat vector, and its name.
-        coarse: was anything computed in less than float32 (autocast)?
-
-    Returns:
-        Whether that proves anything: a gradient that is zero or not finite does not.
-    """
-    like = batches[0]
-    explained = torch.zeros(1, like.dim, dtype=like.dtype, device=like.device)
-    for batch in batches:
-        ones = torch.full((1, batch.size), 1.0 / batch.scale, dtype=batch.dtype, device=batch.device)
-        batch.weighted_sum(ones, out=explained)
-    # A gradient that is zero but for rounding (a bias before a normalization, the bias of attention's keys)
-    # has no digits to compare: it need only be small beside the whole.
-    whole = float(explained.norm())
-    conclusive = True
-    for p, (offset, name) in offsets.items():
-        mine = explained[0, offset : offset + p.numel()]
-        theirs = arrived[p].reshape(-1).to(mine) if p in arrived else torch.zeros_like(mine)
-        size = max(float(theirs.norm()), float(mine.norm()))
-        apart = float((mine - theirs).norm())
-        exact = p.dtype in (torch.float32, torch.float64) and not coarse
-        tolerance = (1e-6 if p.dtype == torch.float64 else 1e-3) if exact else 5e-2
-        if apart > tolerance * max(size, 1e-2 * whole, 1e-12):
-            raise UnsupportedModuleError(
-                f"parameter {name!r} with a gradient that the calls of its module do not explain",
-                expected="every parameter to be used by calling the module that owns it, and a loss of outputs only",
-                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if the "
-                f"parameter is used elsewhere, leave it out with params=lambda name: name != {name!r}, or take "
-                "gradients='func'.",
-            )
-        conclusive &= 0.0 < size < float("inf") or not p.requires_grad
-    return conclusive
 
 
 def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:

@@ -7,34 +7,59 @@ it happened in; a pass becomes a batch when a backward reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
+from ordain.gradients.layout import batch_size, batch_sizes
 from ordain.gradients.rules import Use, Watch, watch_for
 from ordain.gradients.sources.backward import Backwards
-from ordain.gradients.sources.layout import Layout, examples_in
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
-from ordain.gradients.sources.sharded import Sharded
+from ordain.gradients.sources.sharded import Sharded, is_split
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
 @dataclass(slots=True)
 class Pass:
-    """One forward of the whole model. Only its graph holds it until a backward arrives."""
+    """One forward of the whole model. Only its graph holds it until a backward arrives.
+
+    Attributes:
+        number: of the forward.
+        size: B; known when the forward ends.
+        sizes: what B may be, from the inputs.
+        calls: of each module so far.
+        shapes: of the outputs of each call.
+        reached: those that a backward has brought gradients to.
+        inspection: of its graph, if there is one.
+        result: what the source made of it at the end of the backward, or the error that it met.
+    """
 
     number: int
-    size: int
-    calls: dict[nn.Module, int] = field(default_factory=dict)  # of each module so far
+    sizes: list[int]
+    size: int = 0
+    calls: dict[nn.Module, int] = field(default_factory=dict)
+    shapes: dict[tuple[nn.Module, int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
+    inspection: Any = None
+    result: Any = None
+
+
+class Listener(Protocol):
+    """What a source does with a pass."""
+
+    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+        """The model has given its outputs, whose nodes (and output numbers) these are."""
+
+    def backward_ended(self, record: Pass) -> None:
+        """A backward has reached the pass and come to its end."""
 
 
 class Hooks:
@@ -46,30 +71,33 @@ class Hooks:
         model: called once for each batch.
         params: those to order by.
         batch_dim: the batch dimension of the model's inputs.
-        whole: watch the model as one module, and do not probe its batch dimensions.
+        listener: told of every pass.
+        whole: watch the model as one module.
 
     Attributes:
         paths: the watched modules and their names.
-        layout: batch dimensions.
         sharded: which parameter stands for which.
-        rerunning: set while a module may be run again, which is no forward of the user's.
+        ignoring: set while forwards do not count.
         coarse: has anything been computed in less than float32?
     """
 
-    def __init__(self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int, whole: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, params: Iterable[Tensor], *, batch_dim: int, listener: Listener, whole: bool = False
+    ) -> None:
         self._model = model
         self._params = dict.fromkeys(params)  # a set that keeps their order
-        self._batch_dim, self._whole = batch_dim, whole
+        self._batch_dim, self._whole, self._listener = batch_dim, whole, listener
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = False
-        self.layout = Layout(model, batch_dim, probes=not whole)
-        self.rerunning = False
+        self.ignoring = False
+        self._ignored = False  # has there been a forward since the last step() that does not count?
         self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
-        self._backwards = Backwards(self._finish)
+        self._backwards = Backwards(self._finish, () if any(map(is_split, self._params)) else self._params)
+        self._diverted: dict[Any, Any] | None = None  # where gradients of some examples alone go
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
         self._arrived: dict[Tensor, Tensor] | None = None  # what autograd gave the parameters; None: not asked for
@@ -97,8 +125,6 @@ class Hooks:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
-        if not self._whole:
-            self.ask()
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""
@@ -112,8 +138,18 @@ class Hooks:
 
     def ask(self) -> None:
         """Have autograd say what it gives each parameter, until the next batch has been compared with it."""
-        self._arrived = {}
-        self._stand_by()
+        if self._arrived is None and not self._ready and not self._ignored:
+            self._arrived = {}
+            self._stand_by()
+
+    @contextmanager
+    def ignore(self) -> Iterator[None]:
+        """Forwards in here do not count."""
+        before, self.ignoring = self.ignoring, True
+        try:
+            yield
+        finally:
+            self.ignoring = before
 
     def _stand_by(self) -> None:
         for p in self._params:
@@ -131,9 +167,12 @@ class Hooks:
     # --- during a forward -------------------------------------------------------------------------
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model is not self._model or self.rerunning or not torch.is_grad_enabled():
+        if model is not self._model or not torch.is_grad_enabled():
             return
         self._pass = None
+        if self.ignoring:
+            self._ignored = True
+            return
         self._extras.clear()
         self._leave_contexts()
         if self._backwards.brought:
@@ -160,24 +199,19 @@ class Hooks:
                 expected="order.step() after every backward, or after the few that make one optimizer step",
                 remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
             )
-        size = examples_in(args, kwargs, self._batch_dim)
-        if not self.layout.probed:
-            self.rerunning = True
-            try:
-                self.layout.probe(self.paths, args, kwargs, size)
-            finally:
-                self.rerunning = False
         self._count += 1
-        self._pass = Pass(self._count, size)
+        self._pass = Pass(self._count, batch_sizes((args, kwargs), self._batch_dim))
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self.rerunning and model is self._model and torch.is_grad_enabled():
-            size = self._pass.size if self._pass is not None else 0
-            self._pass = None
-            if output is None:  # the forward raised
-                self.layout.failed()
-            elif size:
-                self.layout.compare(output, size)
+        record = self._pass
+        if record is None or model is not self._model or not torch.is_grad_enabled():
+            return
+        self._pass = None
+        if output is None:
+            return  # the forward raised
+        leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
+        record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
+        self._listener.forward_ended(record, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._pass is not None and module in self.paths:
@@ -194,40 +228,40 @@ class Hooks:
         while self._watching:
             self._watching.popitem()[1].__exit__(None, None, None)
 
-    def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         record = self._pass
         # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
         if record is None or not torch.is_grad_enabled() or module not in self.paths:
-            return None
+            return
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
-        changed = None
-        axes = self.layout.axes(module, call, (args, kwargs), output, record.size)
-        if isinstance(module, nn.Embedding) and record.size > 1 and axes.get(("in", 0)) is None:
-            ids, axis = args[0] if args else kwargs["input"], self._batch_dim
-            if ids.ndim > max(axis, 1) and ids.shape[axis] == 1:
-                # One row of positions for all examples. As many rows as examples have the same values and
-                # bring each example's gradient back by itself.
-                args, kwargs = (_repeated(ids, axis, record.size),), {}
-                changed = output = _repeated(output, axis, record.size)
-                axes = {("in", 0): axis, ("out", 0): axis}
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         use = Use(
             self.paths[module],
-            record.size,
+            0,
             (args[0].detach(),) if plain else tree_map(_detached, args),
             {} if plain else tree_map(_detached, kwargs),
-            axes=axes,
             extra=self._extras.pop(module, None),
         )
-        for leaf, tensor in enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output)):
+        shapes = record.shapes[module, call] = {}
+        leaves: list[tuple[int, Any]] = list(
+            enumerate((output,) if isinstance(output, Tensor) else tree_leaves(output))
+        )
+        if further := getattr(use.extra, "outputs", None):
+            leaves += [(Use.inner(number), tensor) for number, tensor in enumerate(further)]
+            further.clear()
+        for leaf, tensor in leaves:
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                shapes[leaf] = tensor.shape
                 # On the node, not on the tensor: what changes the tensor in place later comes after it.
                 reach = partial(self._reach, record, module, call, use, leaf, tensor.output_nr)
                 tensor.grad_fn.register_prehook(reach)
-        return changed
 
     # --- during a backward ------------------------------------------------------------------------
+
+    def divert(self, uses: dict[Any, Any] | None) -> None:
+        """Write what comes to the layers' outputs to ``uses``: (module, call) to (use, its gradients). None: no more."""
+        self._diverted = uses
 
     def _reach(
         self,
@@ -242,27 +276,35 @@ class Hooks:
         grad = grads[number]
         if grad is None:
             return
+        if self._diverted is not None:
+            _, found = self._diverted.setdefault((record.number, module, call), (use, {}))
+            found[leaf] = found[leaf] + grad if leaf in found else grad.detach()
+            return
+        brought = self._backwards.here()
+        if brought is None:
+            return
         self.coarse |= grad.dtype in (torch.float16, torch.bfloat16)
         # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
         grad = grad.detach().clone() if record.size == 1 else grad.detach()
-        brought = self._backwards.here()
         if record.number not in brought:
             brought[record.number] = record
             if record.number not in self._ready:
                 record.reached = {}  # an earlier backward may have broken off
         uses = record.reached.setdefault(module, {})
         if call not in uses:
-            use.grads = {}  # not what an earlier backward through this graph brought, which has been collected
+            use.size, use.grads = record.size, {}  # not what an earlier backward through this graph brought
             uses[call] = use
             use.note_versions()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        if self._arrived is not None:
+        if self._arrived is not None and self._diverted is None:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     def _finish(self, brought: dict[int, Pass]) -> None:
         self._ready |= brought
+        for record in brought.values():
+            self._listener.backward_ended(record)
 
     # --- after it ---------------------------------------------------------------------------------
 
@@ -274,7 +316,8 @@ class Hooks:
         if self._backwards.brought:
             self._backwards.forget()
         ready, self._ready = self._ready, {}
-        arrived, self._arrived = self._arrived, None
+        arrived, self._arrived = None if self._ignored else self._arrived, None
+        self._ignored = False
         for handle in self._arrival_handles.values():
             handle.remove()
         self._arrival_handles = {}
@@ -283,7 +326,7 @@ class Hooks:
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""
         self._backwards.forget()
-        self.rerunning = False  # an interrupt may have fallen on the very line that ends it
+        self._diverted = None  # an interrupt may have fallen on the very line that ends it
         dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
         for one in dropped:
             del self._ready[one.number]
@@ -291,10 +334,6 @@ class Hooks:
         if dropped:
             self._arrived = None  # which part of it came from which pass is not known
         return bool(self._ready)
-
-
-def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
-    return tensor.expand(*(size if i == axis else -1 for i in range(tensor.ndim)))
 
 
 def _detached(leaf: Any) -> Any:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
-from ordain.gradients.sources.backward import Backwards
-from ordain.gradients.sources.layout import examples_in
+from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.model_checks import check_reduction, choose
 
 
@@ -46,55 +45,63 @@ class MicrobatchSource:
         chosen = choose(model, params)
         self.dim = sum(p.numel() for p in chosen.values())
         self._params = list(chosen.values())
-        self._sizes: list[int] = []
-        self._grads: dict[Tensor, Tensor] = {}
-        self._backwards = Backwards(self._finish)
         self.like = self._params[0].detach().new_empty(0)
+        self._task = -1  # the backward that is running
+        self._arriving: dict[Tensor, Tensor] = {}  # what it has brought
+        self._rows: list[tuple[int, dict[Tensor, Tensor]]] = []  # examples and gradients of each backward
+        self._hooks = Hooks(model, self._params, batch_dim=batch_dim, listener=self, whole=True)
         self._handles: list[Any] = []
+        self.ignore = self._hooks.ignore
         self.attach()
 
     def attach(self) -> None:
+        self._hooks.attach()
         if not self._handles:
-            self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True))
-            self._handles += [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
+            self._handles = [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MicrobatchSource:
         """A copy of the model takes the hook along: it goes on to watch this one only."""
         return self
 
-    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model is self._model and torch.is_grad_enabled() and model.training:
-            self._sizes.append(examples_in(args, kwargs, self._batch_dim))
-
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        if not self._sizes:
-            return  # a backward of a forward that was not watched
-        brought = self._backwards.here()
-        brought[p] = brought[p] + grad if p in brought else grad.detach().clone()
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._arriving = task, {}
+        found = self._arriving
+        found[p] = found[p] + grad if p in found else grad.detach().clone()
 
-    def _finish(self, brought: dict[Tensor, Tensor]) -> None:
-        for p, grad in brought.items():
-            self._grads[p] = self._grads[p] + grad if p in self._grads else grad
+    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+        """Nothing is known of the model, and nothing checked."""
+
+    def backward_ended(self, record: Pass) -> None:
+        """One row for each backward, of however many forwards."""
+        if self._arriving:
+            self._rows.append((record.size, self._arriving))
+            self._arriving = {}
+        elif self._rows:
+            size, grads = self._rows[-1]
+            self._rows[-1] = size + record.size, grads
 
     def collect(self) -> list[Collected]:
-        self._backwards.forget()
-        if not self._grads:
-            return []
-        size = self._sizes[-1] if self._sizes else 0
-        grads, self._grads, self._sizes = self._grads, {}, []
+        self._hooks.take()
+        rows, self._rows = self._rows, []
+        return [Collected(self._gradient(size, grads), size) for size, grads in rows]
+
+    def _gradient(self, size: int, grads: dict[Tensor, Tensor]) -> Dense:
         row = torch.cat([grads.get(p, torch.zeros_like(p)).reshape(-1) for p in self._params])
         row = row.to(torch.promote_types(row.dtype, torch.float32))
-        return [Collected(Dense([(row / size if self._sum and size else row).unsqueeze(0)]), size)]
+        return Dense([(row / size if self._sum and size else row).unsqueeze(0)])
 
     def drop(self, size: int | None = None) -> bool:
-        """All of it in any case: a unit is stepped before the next begins."""
-        self._backwards.forget()
-        self._grads, self._sizes = {}, []
-        return False
+        self._hooks.drop(size)
+        if size is None:
+            self._rows = []
+        elif self._rows and self._rows[-1][0] == size:
+            self._rows.pop()
+        return bool(self._rows)
 
     def detach(self) -> None:
+        self._hooks.detach()
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
-        self._grads.clear()
-        self._backwards.forget()
+        self._handles, self._rows, self._arriving = [], [], {}

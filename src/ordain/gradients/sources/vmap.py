@@ -7,21 +7,29 @@ backward, and ``[chunk, d]`` memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ordain._context import undisturbed
 from ordain.errors import GradientError, UnsupportedModuleError
 from ordain.gradients.dense import Dense
-from ordain.gradients.memory import few_examples, shrinking
+from ordain.gradients.memory import few_examples, out_of_memory, shrinking
 from ordain.gradients.protocol import Collected
-from ordain.gradients.rules.fallback import vmapped_vjp
+from ordain.gradients.rules import Use
+from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.model_checks import check_reduction, choose, mixing_modules, refuse_mixing
+from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
 
 class FuncSource:
@@ -53,24 +61,73 @@ class FuncSource:
         self._mixing = mixing_modules(model)
         chosen = choose(model, params)
         self._names = list(chosen)
-        self.dim = sum(p.numel() for p in chosen.values())
+        self._offsets: dict[Tensor, tuple[int, str]] = {}
+        self.dim = 0
+        for name, p in chosen.items():
+            self._offsets[p] = (self.dim, name)
+            self.dim += p.numel()
         self.like = chosen[self._names[0]].detach().new_empty(0)
-        self._hooks = Hooks(model, chosen.values(), batch_dim=batch_dim, whole=True)
+        self._checks = SpotChecks()
+        self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
+        self.ignore = self._hooks.ignore
         self.attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FuncSource:
         """It watches one model, whatever is copied."""
         return self
 
-    def collect(self) -> list[Collected]:
-        passes, _ = self._hooks.take()
-        self._hooks.rerunning = True
+    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+        """Now and then, have the gradient of some examples alone sent down the graph."""
+        if outputs and record.size and self._checks.due():
+            self._hooks.ask()
+            sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
+            graph = Graph([node for node, _ in outputs], sinks)
+            record.inspection = Inspection(
+                graph,
+                outputs,
+                size=record.size,
+                batch_dim=self._batch_dim,
+                chosen=self._checks.examples(record.size, device=self.like.device, both=False),
+                divert=self._hooks.divert,
+                inspected=lambda _: None,
+            )
+            graph.release()
+
+    def backward_ended(self, record: Pass) -> None:
+        """Run the model again now: the optimizer may change the weights before step()."""
         try:
-            batches = [shrinking(partial(self._gradients, one)) for one in passes]
-        finally:
-            self._hooks.rerunning = False
+            with undisturbed(), self._hooks.ignore():
+                record.result = shrinking(partial(self._gradients, record))
+        except Exception as error:  # to be raised by step(), not out of the backward
+            record.result = error
+
+    def collect(self) -> list[Collected]:
+        passes, arrived = self._hooks.take()
+        for record in passes:
+            if isinstance(record.result, Exception):
+                raise record.result
+        batches: list[Dense] = [record.result for record in passes]
+        for record, batch in zip(passes, batches, strict=True):
+            if record.inspection is not None and not record.inspection.failed and record.inspection.found[0]:
+                self._compare([batch], record.inspection.chosen, record.inspection.found[0])
+            record.reached, record.result = {}, None
+        if arrived and batches:
+            self._compare(
+                batches, [torch.ones(one.size, dtype=torch.bool, device=one.device) for one in batches], arrived
+            )
         return [Collected(batch, batch.size) for batch in batches]
+
+    def _compare(self, batches: Sequence[Dense], chosen: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]) -> None:
+        wrong = differing(batches, chosen, wanted, self._offsets, mean=self._mean, coarse=self._hooks.coarse)
+        for p in wrong:
+            raise UnsupportedModuleError(
+                f"parameter {self._offsets[p][1]!r} with a gradient that the examples run alone do not explain",
+                expected="a model that treats each example by itself, and a loss of its outputs only",
+                remedy="Look for what mixes the examples of a batch (statistics over it, a permutation of it) or for a "
+                "penalty on the weights in the loss; run forwards that shall not count inside order.ignore(); or order "
+                "whole batches with group=batch_size and gradients='microbatch'.",
+            )
 
     def _gradients(self, record: Pass) -> Dense:
         refuse_mixing(self._mixing)
@@ -94,15 +151,84 @@ class FuncSource:
         trained = {name: self._model.get_parameter(name).detach() for name in self._names}
         chunk_size = few_examples(size) or self._chunk_size
         try:
-            grads = vmapped_vjp(self._model, trained, use, in_axes, out_axes, chunk_size=chunk_size)
-        except RuntimeError as error:
-            if "randomness" not in str(error):
+            with _untouched(self._model):
+                grads = _vmapped_vjp(self._model, trained, use, in_axes, out_axes, chunk_size=chunk_size)
+        except (RuntimeError, ValueError) as error:
+            if out_of_memory(error):
                 raise
+            came = f"a model that torch.func cannot vmap ({str(error).strip().splitlines()[0]})"
+            if "randomness" in str(error):
+                came = "a model that draws random numbers in training (dropout)"
             raise UnsupportedModuleError(
-                "a model that draws random numbers in training (dropout)",
-                expected="a forward that gives the same output twice",
-                remedy="Take gradients='exact', set dropout to 0, or pass your own gradients to observe().",
+                came,
+                expected="a forward that torch.func can run for one example at a time",
+                remedy="Leave gradients= out, which runs nothing again, or pass your own gradients to observe().",
             ) from error
         scale = float(size) if self._mean else 1.0
         blocks = [grads[name].reshape(size, -1) for name in self._names]
         return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Run a model and leave no trace of it: parameters, buffers and attributes are put back."""
+    tensors = [(one, one.detach().clone()) for one in (*model.parameters(), *model.buffers())]
+    versions = [one._version for one, _ in tensors]
+    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, entries in attributes:
+            module.__dict__.clear()
+            module.__dict__.update(entries)
+        with torch.no_grad():
+            for (one, before), version in zip(tensors, versions, strict=True):
+                if one._version != version:
+                    one.copy_(before)
+
+
+def _vmapped_vjp(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    use: Use,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int] | None,
+    *,
+    chunk_size: int | None = None,
+) -> dict[str, Tensor]:
+    """``[B, *shape]`` for each of ``params``: the gradients that ``use.grads`` bring to it, by example.
+
+    Args:
+        module: is run again.
+        params: trained parameters by name, detached.
+        use: the inputs and output gradients.
+        in_axes: the batch dimension of each input leaf; None for one that all examples share.
+        out_axes: the batch dimension of each output gradient; None: run as one example, which gives ``[*shape]``.
+        chunk_size: examples at a time; all by default.
+    """
+    flat, spec = tree_flatten((use.args, use.kwargs))
+
+    def gradient(batched: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
+        rows = iter(batched)
+        leaves = [x if axis is None else next(rows).unsqueeze(axis) for x, axis in zip(flat, in_axes, strict=True)]
+        args, kwargs = tree_unflatten(leaves, spec)
+
+        def outputs(weights: dict[str, Tensor]) -> list[Tensor]:
+            out: list[Any] = tree_leaves(functional_call(module, weights, args, kwargs))
+            return [out[i] for i in use.grads]
+
+        if out_axes is not None:
+            cotangents = [grad.unsqueeze(axis) for grad, axis in zip(cotangents, out_axes, strict=True)]
+        grads: dict[str, Tensor] = vjp(outputs, dict(params))[1](cotangents)[0]
+        return grads
+
+    tensors = [x for x, axis in zip(flat, in_axes, strict=True) if axis is not None]
+    cotangents = list(use.grads.values())
+    # Without gradient: other parameters of the module would keep a graph. Attention as plain products: its fused
+    # kernels cannot be vmapped, only looped over.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        if out_axes is None:
+            return gradient(tensors, cotangents)
+        in_dims = [axis for axis in in_axes if axis is not None], list(out_axes)
+        grads: dict[str, Tensor] = vmap(gradient, in_dims=in_dims, chunk_size=chunk_size)(tensors, cotangents)
+        return grads

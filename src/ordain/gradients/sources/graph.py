@@ -1,0 +1,248 @@
+"""Per-example gradients out of the autograd graph itself, for parameters that no layer rule explains.
+
+A position table that all examples share, a weight that is computed from others or used by a function, an expert that
+gets some of the tokens: between such a parameter and the batch lies a small part of the graph. Where that part meets
+the batch, the gradient is still one example's beside another's. From there on down, one gradient for each example is
+sent through the graph's own nodes, with the values that they saved in the forward. The graph is not changed, and
+nothing is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ordain.gradients.layout import Layout, layouts
+from ordain.gradients.memory import chunk_numbers
+
+Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ classes behind it have
+
+
+class Graph:
+    """The nodes of one forward, by number, without a reference to any of them: a node's hook must not keep it alive.
+
+    Attributes:
+        names: of the nodes, which tell one structure of the graph from another.
+        children: of each node, (number, output number) for each of its inputs; (-1, 0) for an input without gradient.
+        sinks: the number of each parameter's node.
+    """
+
+    def __init__(self, roots: Sequence[Node], sinks: dict[Node, Tensor]) -> None:
+        self.nodes: dict[Node, int] = {}
+        todo = list(reversed(roots))
+        below = []
+        while todo:
+            node = todo.pop()
+            if node not in self.nodes:
+                self.nodes[node] = len(self.nodes)
+                below.append(node.next_functions)
+                todo.extend(child for child, _ in reversed(below[-1]) if child is not None)
+        self.names = tuple(node.name() for node in self.nodes)
+        self.children = [[(self.nodes.get(child, -1), number) for child, number in edges] for edges in below]
+        self.sinks = {p: self.nodes[node] for node, p in sinks.items() if node in self.nodes}
+
+    def release(self) -> None:
+        """Forget the nodes; their numbers stay."""
+        self.nodes = {}
+
+
+@dataclass
+class Plan:
+    """Which nodes one gradient an example is sent through.
+
+    Attributes:
+        border: those where the batch is met, and where the examples lie in each of their outputs.
+        inside: those below, down to the parameters' own.
+        certain: whether gradients have shown all of it.
+    """
+
+    border: dict[int, dict[int, Layout]] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    certain: bool = True
+
+
+class Sightings:
+    """Which layouts of a node's outputs agree with the gradients of some examples alone that came by."""
+
+    def __init__(self, size: int, batch_dim: int) -> None:
+        self._size, self._batch_dim = size, batch_dim
+        self.possible: dict[tuple[Any, int], list[Layout]] = {}  # by anything hashable, and output number
+        self.seen: set[tuple[Any, int]] = set()
+
+    def see(self, key: Any, number: int, grad: Tensor, chosen: Tensor) -> None:
+        """The gradient at output ``number`` when only the chosen examples have one."""
+        name = key, number
+        if name not in self.possible:
+            self.possible[name] = layouts(grad.shape, self._size, self._batch_dim)
+        largest = float(grad.detach().abs().max()) if grad.numel() else 0.0
+        if 0.0 < largest < float("inf"):
+            self.seen.add(name)
+            self.possible[name] = [way for way in self.possible[name] if way.separates(grad, chosen)]
+
+    def layout(self, key: Any, number: int) -> Layout | None:
+        """The likeliest layout that is left; None if there is none."""
+        return next(iter(self.possible.get((key, number), ())), None)
+
+
+def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor]) -> Plan:
+    """From the parameters up to the first nodes at whose outputs examples lie side by side."""
+    parents: dict[int, list[int]] = {}
+    for number, edges in enumerate(graph.children):
+        for child, _ in edges:
+            parents.setdefault(child, []).append(number)
+    plan = Plan()
+    todo = [graph.sinks[p] for p in params if p in graph.sinks]
+    plan.inside.update(todo)
+    while todo:
+        for parent in parents.get(todo.pop(), ()):
+            if parent in plan.border or parent in plan.inside:
+                continue
+            outputs = [number for key, number in sightings.possible if key == parent]
+            ways = {number: sightings.layout(parent, number) for number in outputs}
+            plan.certain &= bool(outputs) and all((parent, number) in sightings.seen for number in outputs)
+            found = {number: way for number, way in ways.items() if way is not None}
+            if outputs and len(found) == len(outputs):
+                plan.border[parent] = found
+            else:
+                plan.inside.add(parent)
+                todo.append(parent)
+    return plan
+
+
+class Rows:
+    """Sends one gradient for each example through the nodes of a plan, while a backward runs.
+
+    Args:
+        graph: of the forward.
+        plan: which nodes to go through.
+        size: B.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, size: int) -> None:
+        self.plan, self._graph, self._size = plan, graph, size
+        self._waiting: dict[int, dict[int, Tensor]] = {}
+
+    def reset(self) -> None:
+        """A backward through the graph begins."""
+        self._waiting = {}
+
+    def arrive(self, number: int, grads: Sequence[Tensor | None]) -> None:
+        """For a hook of node ``number``: the gradients that a backward brings to its outputs."""
+        node: Node = torch._C._current_autograd_node()
+        plan, edges = self.plan, self._graph.children[number]
+        wanted = [place for place, (child, _) in enumerate(edges) if child in plan.inside]
+        if not wanted:
+            return  # a parameter's own node, whose backward would add to its gradient
+        if number in plan.border:
+            found: Sequence[Tensor | None] | dict[int, Tensor | None] = _at_border(
+                node, grads, plan.border[number], wanted, self._size
+            )
+        elif number in self._waiting:
+            found = _inside(node, self._waiting.pop(number), len(grads))
+        else:
+            return  # nothing of the examples came this way
+        for place in wanted:
+            each = found[place]
+            if each is not None:
+                child, output = edges[place]
+                rows = self._waiting.setdefault(child, {})
+                each = _summed_to(each, _shape(node, place))
+                rows[output] = rows[output] + each if output in rows else each
+
+    def of(self, p: Tensor) -> Tensor | None:
+        """``[B, *shape]``, or None if no gradient came to it."""
+        return self._waiting.get(self._graph.sinks.get(p, -1), {}).get(0)
+
+
+def _shape(node: Node, place: int) -> tuple[int, ...]:
+    """Of the tensor that was input ``place`` of a node."""
+    child, number = node.next_functions[place]
+    return tuple(child._input_metadata[number].shape)
+
+
+def _called(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """A node's backward, without hooks."""
+    found = node(*grads) if callable(node) else node.apply(*grads)
+    return [found] if found is None or isinstance(found, Tensor) else list(found)
+
+
+def _inside(node: Node, rows: dict[int, Tensor], outputs: int) -> list[Tensor | None]:
+    """The node's backward of ``[B, *]`` at its outputs, one example at a time."""
+
+    def one(grads: list[Tensor]) -> list[Tensor | None]:
+        given = dict(zip(rows, grads, strict=True))
+        return _called(node, [given.get(number) for number in range(outputs)])
+
+    return _for_each(one, list(rows.values()))
+
+
+def _at_border(
+    node: Node, grads: Sequence[Tensor | None], ways: dict[int, Layout], wanted: list[int], size: int
+) -> dict[int, Tensor | None]:
+    """``[B, *]`` for each wanted input of a node whose outputs have the examples side by side."""
+    name, first = node.name(), grads[0]
+    way = ways.get(0)
+    if first is not None and way is not None and len(grads) == 1:
+        if name in ("MmBackward0", "AddmmBackward0") and way.axis == 0:
+            weight = 1 if name == "MmBackward0" else 2
+            inputs = node._saved_self if name == "MmBackward0" else node._saved_mat1
+            if inputs is not None and set(wanted) <= {weight, weight - 2} and _unscaled(node):
+                a, b = way.split(inputs, size), way.split(first, size)
+                return {0: b, weight: torch.einsum("bti,bto->bio", a, b)}
+        if name == "ExpandBackward0":
+            return {0: way.split(first, size)}
+        plain = _called(node, grads)
+        # The backward of an elementwise operation leaves it to the engine to add up what was broadcast.
+        if all(one is not None and one.shape == first.shape for one in (plain[place] for place in wanted)):
+            if all(_shape(node, place) != first.shape for place in wanted):
+                return {place: way.split(plain[place], size) for place in wanted}  # type: ignore[arg-type]
+    given = {number: grad for number, grad in enumerate(grads) if grad is not None and number in ways}
+    each = max(1, chunk_numbers() // max(1, sum(grad.numel() for grad in given.values())))
+    parts: list[list[Tensor | None]] = []
+    for lo in range(0, size, each):
+        chosen = torch.eye(size, dtype=torch.bool, device=next(iter(given.values())).device)[lo : lo + each]
+        masked = {n: torch.stack([ways[n].keep(grad, one) for one in chosen]) for n, grad in given.items()}
+        parts.append(_inside(node, masked, len(grads)))
+    return {
+        place: None if parts[0][place] is None else torch.cat([part[place] for part in parts])  # type: ignore[misc]
+        for place in wanted
+    }
+
+
+def _unscaled(node: Node) -> bool:
+    return getattr(node, "_saved_alpha", 1) == 1 and getattr(node, "_saved_beta", 1) == 1
+
+
+def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: list[Tensor]) -> list[Tensor | None]:
+    """``function`` of each example: vmapped, or in a loop where torch cannot."""
+    places: list[int] = []
+
+    def tensors(grads: list[Tensor]) -> list[Tensor]:
+        found = function(grads)
+        places[:] = [place for place, one in enumerate(found) if one is not None]
+        places.append(len(found))
+        return [one for one in found if one is not None]
+
+    try:
+        outs = vmap(tensors)(rows)
+    except (RuntimeError, ValueError):
+        each = [tensors([row[i] for row in rows]) for i in range(len(rows[0]))]
+        outs = [torch.stack(several) for several in zip(*each, strict=True)]
+    found: list[Tensor | None] = [None] * places.pop()
+    for place, out in zip(places, outs, strict=True):
+        found[place] = out
+    return found
+
+
+def _summed_to(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``[B, *]`` to ``[B, *shape]``: what broadcasting repeated is added up."""
+    extra = rows.ndim - 1 - len(shape)
+    if extra > 0:
+        rows = rows.sum(dim=tuple(range(1, 1 + extra)))
+    repeated = [i + 1 for i, n in enumerate(shape) if n == 1 and rows.shape[i + 1] != 1]
+    return rows.sum(dim=repeated, keepdim=True) if repeated else rows

@@ -1,0 +1,165 @@
+"""The gradient of some of the examples alone, by a backward inside the backward.
+
+When the gradient arrives at the model's output, that of all but some examples is set to zero and sent down the graph
+(which the backward that is running has not used up yet). What arrives at a layer's output shows where its examples
+lie; what arrives at the parameters is what their rows must add up to. Nothing is run again, so a model that draws
+random numbers or counts its calls is none the wiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ordain.gradients.layout import Layout, layouts
+from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, make_plan
+
+Edge = tuple[Node, int]
+Uses = dict[Any, Any]  # by call
+
+
+class Inspection:
+    """Of one forward pass, by hooks on the nodes of its graph.
+
+    Args:
+        graph: of the pass.
+        outputs: the nodes of the model's outputs.
+        size: B.
+        batch_dim: of the model's inputs and outputs.
+        chosen: sets of examples, ``[B]`` each, to send the gradient of; none to inspect nothing.
+        divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
+        inspected: called when the gradients of all sets have been sent down.
+
+    Attributes:
+        found: for each set, what arrived at each parameter.
+        uses: for each set, what arrived at the layers' outputs.
+        failed: why it could not be done; empty if it could.
+        rows: one gradient an example of the parameters that layers do not explain.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        outputs: Sequence[Edge],
+        *,
+        size: int,
+        batch_dim: int,
+        chosen: Sequence[Tensor],
+        divert: Callable[[Uses | None], None],
+        inspected: Callable[[Inspection], None],
+    ) -> None:
+        self.size, self.chosen = size, list(chosen)
+        self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
+        self.uses: list[Uses] = [{} for _ in chosen]
+        self.failed = ""
+        self.rows: Rows | None = None
+        self.graph = graph
+        self.sightings = Sightings(size, batch_dim)
+        self._params = list(graph.sinks)
+        self._divert, self._inspected = divert, inspected
+        self._sending: Tensor | None = None  # the examples whose gradient is being sent
+        self._covered: set[int] = set()  # outputs that lie below others
+        self._task = -1  # the backward that is running
+        self._complete = False  # has a backward through this graph come to its end, and not been collected?
+        if chosen:
+            for (node, output), way in _cuts(outputs, size, batch_dim).items():
+                node.register_prehook(partial(self._at_output, self.graph.nodes[node], output, way))
+
+    def watch_nodes(self, plan: Plan | None) -> None:
+        """See what comes by at all nodes, or at those of a plan that is known."""
+        for node, number in self.graph.nodes.items():
+            if plan is None or number in plan.border or number in plan.inside:
+                node.register_prehook(partial(self._at_node, number))
+        if plan is not None:
+            self.rows = Rows(self.graph, plan, self.size)
+        self.graph.release()
+
+    def follow(self, params: Sequence[Tensor]) -> Plan:
+        """From here on send one gradient an example to ``params``, as the sightings suggest."""
+        plan = make_plan(self.graph, self.sightings, params)
+        if self.rows is None:
+            self.rows = Rows(self.graph, plan, self.size)
+        self.rows.plan = plan
+        return plan
+
+    def finish(self, *, complete: bool) -> None:
+        """A backward through the graph has come to its end; or what it brought has been collected."""
+        self._complete = complete
+
+    def _enter(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._covered = task, set()
+            if not self._complete:  # what is there is of a backward that broke off, or has been collected
+                for several in (*self.found, *self.uses):
+                    several.clear()
+                if self.rows is not None:
+                    self.rows.reset()
+
+    def _at_output(self, number: int, output: int, way: Layout, grads: tuple[Tensor | None, ...]) -> None:
+        if self._sending is not None:
+            self._covered.add(number)
+            return
+        self._enter()
+        grad = grads[output]
+        if grad is None or number in self._covered or self.failed:
+            return
+        edge = GradientEdge(torch._C._current_autograd_node(), output)
+        for found, uses, chosen in zip(self.found, self.uses, self.chosen, strict=True):
+            self._sending = chosen
+            self._divert(uses)
+            try:
+                part = [way.keep(grad.detach(), chosen)]
+                sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
+            except RuntimeError as error:  # reentrant checkpoints and compiled backwards take one backward only
+                self.failed = str(error).splitlines()[0]
+                return
+            finally:
+                self._sending = None
+                self._divert(None)
+            for p, one in zip(self._params, sent, strict=True):
+                if one is not None:
+                    found[p] = found[p] + one if p in found else one
+        self._inspected(self)
+
+    def _at_node(self, number: int, grads: tuple[Tensor | None, ...]) -> None:
+        if self._sending is None:
+            if self.rows is not None:
+                self._enter()
+                with torch.no_grad():
+                    self.rows.arrive(number, grads)
+            return
+        for output, grad in enumerate(grads):
+            if grad is not None:
+                self.sightings.see(number, output, grad, self._sending)
+
+
+def _cuts(outputs: Sequence[Edge], size: int, batch_dim: int) -> dict[Edge, Layout]:
+    """The first edges, from the model's outputs down, that have the examples in a dimension of their own."""
+    found: dict[Edge, Layout] = {}
+    seen: set[Edge] = set()
+    todo = list(outputs)
+    while todo:
+        edge = todo.pop()
+        if edge in seen or edge[0] is None:
+            continue
+        seen.add(edge)
+        node, output = edge
+        shape = tuple(node._input_metadata[output].shape)
+        ways = [way for way in layouts(shape, size, batch_dim) if shape[way.axis] == size]
+        if ways and not _is_view_of_parameter(node):
+            found[edge] = ways[0]
+        else:
+            todo.extend(node.next_functions)
+    return found
+
+
+def _is_view_of_parameter(node: Node) -> bool:
+    while len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is None or not node.next_functions
