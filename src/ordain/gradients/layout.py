@@ -53,7 +53,8 @@ class Layout(NamedTuple):
 
     def separates(self, grad: Tensor, chosen: Tensor) -> bool:
         """Is the gradient of the chosen examples zero in the rows of all others?"""
-        rows = grad.detach().abs().movedim(self.axis, 0).flatten(1).amax(dim=1)
+        rows = grad.detach().abs().movedim(self.axis, 0)
+        rows = rows.reshape(len(rows), -1).amax(dim=1)
         return not bool((rows[~self.rows(chosen, len(rows))] > _SMALL * rows.max()).any())
 
 

@@ -250,7 +250,7 @@ class OuterProduct(ParamGrads):
         # until they are added and subtracted. All memory is allocated before anything is added.
         try:
             sides = torch.nonzero(each > 0)[:, 0], torch.nonzero(each <= 0)[:, 0]
-            halves = [(self._a[rows].view(-1, self.cols), self._b[rows].view(-1, self.rows)) for rows in sides]
+            halves = [(self._a[rows].reshape(-1, self.cols), self._b[rows].reshape(-1, self.rows)) for rows in sides]
             biases = [b.sum(dim=0) for _, b in halves]
             step = min(max(1, self.rows), max(1, _CACHED // max(1, self.cols)))
             buffers = scratch(3, step * self.cols, like=self._a, name="sums")

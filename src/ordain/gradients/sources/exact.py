@@ -134,9 +134,11 @@ class ExactSource:
         graph = Graph([node for node, _ in outputs], sinks)
         plan = self._plans.get(graph.names) if self._by_graph and not new else None
         new = new or (plan is None and bool(self._by_graph))
-        chosen = self._checks.examples(record.size, device=self.like.device, both=new) if due or new else []
-        if record.size == 1:
-            chosen = [torch.ones(1, dtype=torch.bool, device=self.like.device)]
+        chosen = (
+            self._checks.examples(record.size, device=self.like.device, all_apart=new)
+            if due or new or record.size == 1
+            else []
+        )
         record.inspection = Inspection(
             graph,
             outputs,

@@ -228,11 +228,15 @@ def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: lis
         places.append(len(found))
         return [one for one in found if one is not None]
 
+    functorch: Any = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(False)  # it would say that it loops
     try:
         outs = vmap(tensors)(rows)
     except (RuntimeError, ValueError):
         each = [tensors([row[i] for row in rows]) for i in range(len(rows[0]))]
         outs = [torch.stack(several) for several in zip(*each, strict=True)]
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
     found: list[Tensor | None] = [None] * places.pop()
     for place, out in zip(places, outs, strict=True):
         found[place] = out

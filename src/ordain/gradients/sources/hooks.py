@@ -209,8 +209,10 @@ class Hooks:
         self._pass = None
         if output is None:
             return  # the forward raised
-        leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
+        leaves: list[Any] = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
         record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
+        for leaf in leaves:
+            leaf.grad_fn.register_prehook(partial(self._reach_output, record))
         self._listener.forward_ended(record, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -280,22 +282,30 @@ class Hooks:
             _, found = self._diverted.setdefault((record.number, module, call), (use, {}))
             found[leaf] = found[leaf] + grad if leaf in found else grad.detach()
             return
-        brought = self._backwards.here()
-        if brought is None:
+        if not self._bring(record):
             return
         self.coarse |= grad.dtype in (torch.float16, torch.bfloat16)
         # With one example this may be the very tensor that becomes a parameter's gradient and is changed there.
         grad = grad.detach().clone() if record.size == 1 else grad.detach()
-        if record.number not in brought:
-            brought[record.number] = record
-            if record.number not in self._ready:
-                record.reached = {}  # an earlier backward may have broken off
         uses = record.reached.setdefault(module, {})
         if call not in uses:
             use.size, use.grads = record.size, {}  # not what an earlier backward through this graph brought
             uses[call] = use
             use.note_versions()
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
+
+    def _reach_output(self, record: Pass, grads: tuple[Tensor | None, ...]) -> None:
+        if self._diverted is None:
+            self._bring(record)
+
+    def _bring(self, record: Pass) -> bool:
+        """The backward that is running has reached ``record``. Does it count?"""
+        brought = self._backwards.here()
+        if brought is not None and record.number not in brought:
+            brought[record.number] = record
+            if record.number not in self._ready:
+                record.reached = {}  # an earlier backward may have broken off
+        return brought is not None
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
         if self._arrived is not None and self._diverted is None:

@@ -35,12 +35,12 @@ class SpotChecks:
         self._next = self._passes + min(apart, _MOST_APART)
         return True
 
-    def examples(self, size: int, *, device: torch.device, both: bool) -> list[Tensor]:
-        """``[B]``: a random half of the examples and, for ``both``, the other half."""
-        some = torch.zeros(size, dtype=torch.bool)
-        some[torch.randperm(size, generator=self._random)[: (size + 1) // 2]] = True
-        some = some.to(device)
-        return [some, ~some] if both and size > 1 else [some]
+    def examples(self, size: int, *, device: torch.device, all_apart: bool) -> list[Tensor]:
+        """``[B]``: a random half of the examples or, for ``all_apart``, so many that no two are together in all."""
+        codes = torch.randperm(size, generator=self._random)
+        bits = max(1, (size - 1).bit_length())
+        sets = [(codes >> bit) % 2 == 1 for bit in range(bits if all_apart else 1)]
+        return [some.to(device) for some in sets] if size > 1 else [torch.ones(1, dtype=torch.bool, device=device)]
 
 
 def differing(

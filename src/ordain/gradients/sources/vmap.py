@@ -88,7 +88,7 @@ class FuncSource:
                 outputs,
                 size=record.size,
                 batch_dim=self._batch_dim,
-                chosen=self._checks.examples(record.size, device=self.like.device, both=False),
+                chosen=self._checks.examples(record.size, device=self.like.device, all_apart=False),
                 divert=self._hooks.divert,
                 inspected=lambda _: None,
             )
