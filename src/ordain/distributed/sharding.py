@@ -31,24 +31,7 @@ def dealt(n: int, *, ranks: int, rank: int, each: int = 1, tail: Tail = "repeat"
         rounds += 1
     starts = (np.arange(rounds) * ranks + rank) * each
     positions: Positions = (starts[:, None] + np.arange(each)).ravel()
-    if blocks * each == n:
-        return positions
-    # The last block is short: nothing stands at its missing positions, and the repeated blocks come behind it.
+    # Where the last block is short, nothing stands at its missing positions, and the repeated blocks come behind it.
     missing = blocks * each - n
-    kept = (positions < n) | (positions >= blocks * each)
+    kept = (positions < n) | (positions >= n + missing)
     return np.where(positions < n, positions, positions - missing)[kept]
-
-
-def visited(indices: NDArray[np.int64], positions: Positions) -> NDArray[np.int64]:
-    """The epoch's ``indices`` at these positions."""
-    return np.take(indices, positions % len(indices))
-
-
-def covered(n: int, drawn: int, *, ranks: int, each: int = 1) -> int:
-    """How many positions of the epoch are drawn once every rank has drawn so many."""
-    return min(n, -(-drawn // each) * each * ranks)
-
-
-def own(positions: Positions, done: int) -> int:
-    """How many of a rank's positions are among the epoch's first ``done``."""
-    return int(np.searchsorted(positions, done))

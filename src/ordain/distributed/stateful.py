@@ -33,7 +33,7 @@ def stateful(order: Order) -> Stateful:
 
 
 class Stateful:
-    """See :func:`stateful`. What torch.distributed.checkpoint asks of whatever it saves."""
+    """See :func:`stateful`."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
