@@ -5,7 +5,9 @@ Signs need only inner products (docs/architecture.md has the algebra), so a batc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +58,12 @@ class Decision:
     places: Signs
     not_finite: int = 0
 
+    def with_aside(self, lost: Sequence[int] | Indices, not_finite: int) -> Decision:
+        """The same, and these units are set aside; so many examples are not finite."""
+        slots = np.append(self.slots, np.asarray(lost, dtype=np.int64))
+        places = np.append(self.places, np.full(len(lost), ASIDE, dtype=np.int8))
+        return Decision(slots, places, not_finite)
+
 
 def balance(
     state: BalanceState, batch: Batch, slots: Indices, *, sizes: Indices | None = None, stream: int = 0
@@ -73,11 +81,10 @@ def balance(
     table = state.table if state.table is not None else state.allocate(batch.dim, batch.dtype, batch.device)
     # In a plain batch nothing is left over from before or for later, and each row is a unit.
     plain = not state.waiting and sizes is None and not (paired and batch.size % 2)
-    layer = batch.linear_layer() if plain and state.compiled is not None else None
-    if layer is not None:
-        signs = _sign_layer(state, layer, stream)
-        if signs is not None:
-            return _decided(state, signs, slots)
+    if plain and state.compiled is not None and (layer := batch.linear_layer()) is not None:
+        layer_signs = _sign_layer(state, table, layer, state.compiled, stream)
+        if layer_signs is not None:
+            return _decided(state, layer_signs, slots)
     rows, row_slots, grouping, weights = (batch, slots, None, None) if plain else _combined(state, batch, slots, sizes)
     known = table[:1] if paired else table[:2]
     found = batch.paired_products(known) if plain and paired else rows.products(known)
@@ -133,19 +140,16 @@ def _signs(
         means, square = dots[1], state.mean_square
         inner = inner - state.mean_inner - state.surplus * (means - square)
         gram = gram - means[:, None] - means[None, :] + square
-    if state.compiled is None:
-        gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
-    rule = state.rule.copy()
-    signs = state.balancer.signs(
-        inner,
-        gram,
-        n=state.count,
-        d=rows.dim,
-        state=rule,
-        u=_uniforms(state, len(inner), stream) if state.balancer.random else None,
-        sup=lambda found: _sup(state, rows, weights, found),
-    )
-    return (check_signs(signs, len(inner), state.balancer) if state.compiled is None else signs), rule
+    rule, sup = state.rule.copy(), partial(_sup, state, rows, weights)
+    u = _uniforms(state, len(inner), stream) if state.balancer.random else None
+    if state.compiled is not None:
+        from ordain.kernels.signs import batch_signs
+
+        kind, parameter = state.compiled
+        return batch_signs(kind, inner, gram, u, rule, parameter, True, sup)[0], rule
+    gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
+    signs = state.balancer.signs(inner, gram, n=state.count, d=rows.dim, state=rule, u=u, sup=sup)
+    return check_signs(signs, len(inner), state.balancer), rule
 
 
 def _uniforms(state: BalanceState, count: int, stream: int) -> NDArray[np.float64]:
@@ -220,26 +224,21 @@ def _without_bad(state: BalanceState, batch: Batch, slots: Indices, sizes: Indic
     if len(kept):
         good = batch.select(torch.from_numpy(kept).to(batch.device))
         decided = balance(state, good, slots[kept], sizes=None if sizes is None else sizes[kept], stream=stream)
-    return Decision(
-        np.concatenate([decided.slots, lost]),
-        np.concatenate([decided.places, np.full(len(lost), ASIDE, dtype=np.int8)]),
-        int(bad.sum()),
-    )
+    return decided.with_aside(lost, int(bad.sum()))
 
 
-def _sign_layer(state: BalanceState, layer: Layer, stream: int) -> Signs | None:
+def _sign_layer(
+    state: BalanceState, table: Tensor, layer: Layer, compiled: tuple[int, float], stream: int
+) -> Signs | None:
     """The same in one compiled pass where one small linear layer is the whole model; None if it is not finite."""
-    if state.table is None or state.compiled is None:
-        return None
     from ordain.kernels.linear_layer import layer_signs
 
     a, b, biased, scale = layer
     signs = np.empty(len(a) // 2 if state.paired else len(a), dtype=np.int8)
     u = _uniforms(state, len(signs), stream) if state.balancer.random else np.zeros(len(signs))
     rule, sums = state.rule.copy(), np.array([state.surplus, state.mean_inner, state.mean_square])
-    table = state.table.numpy()
-    signed, mean, total = (table[0],) * 3 if state.paired else table
-    kind, parameter = state.compiled
+    signed, mean, total = (table.numpy()[0],) * 3 if state.paired else table.numpy()
+    kind, parameter = compiled
     state.changing = True
     if not layer_signs(kind, a, b, scale, biased, state.paired, signed, mean, total, sums, u, rule, parameter, signs):
         state.changing = False

@@ -13,7 +13,9 @@ from ordain.distributed.exchange import Exchange, Meeting, fingerprint
 from ordain.distributed.ranks import Ranks, agreed
 from ordain.errors import RanksError
 from ordain.gradients import Collected
-from ordain.orders.coordination import Collect, Observed, Standing
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.coordination import Collect, Observed
+from ordain.orders.cursor import Cursor
 from ordain.orders.units import Indices
 
 
@@ -22,15 +24,29 @@ class RankCoordinator:
 
     Args:
         ranks: all of them.
-        standing: the parts of this rank's order.
+        cursor: where the epoch stands.
+        arrangement: this epoch's order.
         positions: the positions of an epoch that this rank visits.
         each: how many consecutive ones are dealt to a rank at once.
         group: the process group that the user has given, if any.
+        device: where gradients live, for a rank that has none.
+        marks: numbers by which two states of the same epoch are told apart.
     """
 
-    def __init__(self, ranks: Ranks, standing: Standing, *, positions: Indices, each: int, group: object) -> None:
-        self._ranks, self._standing, self._group = ranks, standing, group
-        self._mine, self._each = positions, each
+    def __init__(
+        self,
+        ranks: Ranks,
+        cursor: Cursor,
+        arrangement: Arrangement,
+        *,
+        positions: Indices,
+        each: int,
+        group: object,
+        device: torch.device,
+        marks: Callable[[], Indices],
+    ) -> None:
+        self._ranks, self._cursor, self._arrangement, self._group = ranks, cursor, arrangement, group
+        self._mine, self._each, self._device, self._marks = positions, each, device, marks
         self._exchange = Exchange(ranks)
         self._digest: tuple[Indices | None, int] = None, 0
         self._loaded = False  # has a state been loaded that the others may not have?
@@ -39,8 +55,8 @@ class RankCoordinator:
     def loaded(self) -> None:
         self._loaded = True
 
-    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable:
-        return JoinAdapter(step, device, self._group)
+    def joinable(self, step: Callable[[], None]) -> Joinable:
+        return JoinAdapter(step, self._device, self._group)
 
     @contextmanager
     def meeting(self, collect: Collect | None) -> Iterator[Iterable[Observed]]:
@@ -66,11 +82,11 @@ class RankCoordinator:
 
     def _checked(self, batches: Sequence[Collected | int]) -> Sequence[Collected | int]:
         """Before any rank hears of them: drawn by this rank, and whole units."""
-        cursor, arrangement = self._standing.cursor, self._standing.arrangement
+        cursor, arrangement = self._cursor, self._arrangement
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
         start = cursor.view.own(cursor.taken)
         cursor.check_drawn(sum(sizes), cursor.view.own(cursor.drawn) - start)
-        for size in sizes if self._standing.whole_units else ():
+        for size in sizes if self._arrangement.whole_units else ():
             positions = self._mine[start : start + size] % cursor.view.n
             if size:
                 arrangement.check_unit(np.unique(arrangement.slots_at(positions)), size)
@@ -78,18 +94,17 @@ class RankCoordinator:
 
     def _stands(self) -> tuple[int, int, int]:
         """The epoch, the examples done and a digest of the order: the same on every rank."""
-        cursor, order = self._standing.cursor, self._standing.arrangement.order
+        cursor, order = self._cursor, self._arrangement.order
         if self._digest[0] is not order:  # hashed once an epoch
             self._digest = order, fingerprint(order.tobytes())
         if not self._loaded:
             return cursor.epoch, cursor.taken, self._digest[1]
-        places = self._standing.arrangement.places.astype(np.int64)
-        told = np.concatenate([order, places, self._standing.marks()])
+        told = np.concatenate([order, self._arrangement.places.astype(np.int64), self._marks()])
         return cursor.epoch, cursor.taken, fingerprint(told.tobytes())
 
     def _dealt(self, meeting: Meeting) -> Observed:
         """Which example of the epoch each row of each rank is."""
-        done, n = self._standing.cursor.taken, self._standing.cursor.view.n
+        done, n = self._cursor.taken, self._cursor.view.n
         positions = [self._positions(rank, size, done) for rank, size in enumerate(meeting.sizes)]
         kept = [np.flatnonzero(one < n) for one in positions]  # not those of a repeated example
         every = np.sort(np.concatenate([one[rows] for one, rows in zip(positions, kept, strict=True)]))
@@ -103,7 +118,7 @@ class RankCoordinator:
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
         kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
-        if self._standing.whole_units:
+        if self._arrangement.whole_units:
             kept = [rows[:1] for rows in kept]  # one row is the whole unit
         learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
         rows = np.sort(np.concatenate(learned)) - done
@@ -114,7 +129,7 @@ class RankCoordinator:
             batch = meeting.batch(
                 [torch.from_numpy(one) for one in kept],
                 [torch.from_numpy(one) for one in np.split(places, cuts)],
-                device=self._standing.device,
+                device=self._device,
             )
         return Observed(len(every), batch, rows, np.concatenate([*passed, np.empty(0, dtype=np.int64)]) - done)
 

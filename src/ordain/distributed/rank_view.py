@@ -14,7 +14,8 @@ from ordain.distributed.coordinator import RankCoordinator
 from ordain.distributed.ranks import ProcessRanks, Ranks, agree, heard
 from ordain.distributed.sharding import Positions, Tail, dealt
 from ordain.errors import InputError, StepError
-from ordain.orders.coordination import Coordinator, Standing
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.cursor import Cursor
 from ordain.orders.view import View
 
 Mode = Literal["exact", "independent"]
@@ -110,12 +111,11 @@ class RankShare(View):
     def heard(self) -> AbstractContextManager[None]:
         return heard(self._ranks)
 
-    def coordinator(self, standing: Standing) -> Coordinator | None:
+    def coordinator(self, cursor: Cursor, arrangement: Arrangement, **options: Any) -> RankCoordinator | None:
         if self._independent:
             return None
-        return RankCoordinator(
-            self._ranks, standing, positions=self.positions, each=self._each, group=self._options.group
-        )
+        mine = {"positions": self.positions, "each": self._each, "group": self._options.group}
+        return RankCoordinator(self._ranks, cursor, arrangement, **mine, **options)
 
 
 class Unshared(View):

@@ -138,8 +138,7 @@ class HerdingLearner:
         np.add.at(self._counts, slots, counts)
         # Seen: a place other than UNSEEN. There are no signs here.
         seen = slots if self._arrangement.units.group == 1 else slots[:0]
-        places = np.concatenate([np.ones(len(seen)), np.full(len(lost), ASIDE)]).astype(np.int8)
-        return Decision(np.concatenate([seen, lost]), places, bad)
+        return Decision(seen, np.ones(len(seen), dtype=np.int8)).with_aside(lost, bad)
 
     def choose(self) -> Indices:
         return self._arrangement.order if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
@@ -191,7 +190,7 @@ class HerdingLearner:
         self._rehearsing = True
         try:
             yield
-            self._arrangement.replace(self._herded())
+            self._arrangement.order = self._arrangement.settle(self._herded())
         finally:
             self._rehearsing = False
             self.next_epoch()

@@ -58,8 +58,8 @@ def digest(permutation: NDArray[np.int64]) -> str:
 def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
     """The state must be of this version and of an order with the same arguments."""
     for name, value in {"version": STATE_VERSION, **mine}.items():
-        if not isinstance(state, dict) or type(state.get(name)) is not type(value) or state[name] != value:
-            saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+        saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+        if not isinstance(state, dict) or type(saved) is not type(value) or saved != value:
             raise StateError(
                 f"a state with {name}={saved!r}",
                 expected=f"{name}={value!r}",
