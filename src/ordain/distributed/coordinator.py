@@ -10,7 +10,7 @@ import torch
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ordain.distributed.exchange import Exchange, Meeting, fingerprint
-from ordain.distributed.ranks import Ranks, agreed
+from ordain.distributed.ranks import Ranks, disagreed
 from ordain.errors import RanksError
 from ordain.gradients import Collected
 from ordain.orders.arrangement import Arrangement
@@ -109,17 +109,14 @@ class RankCoordinator:
         kept = [np.flatnonzero(one < n) for one in positions]  # not those of a repeated example
         every = np.sort(np.concatenate([one[rows] for one, rows in zip(positions, kept, strict=True)]))
         if not np.array_equal(every, np.arange(done, done + len(every))):
-            raise agreed(
-                RanksError(
-                    f"batches of {meeting.sizes} examples on the ranks",
-                    expected="the same number on every rank, but for the epoch's last batch",
-                    remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
-                )
+            raise disagreed(
+                f"batches of {meeting.sizes} examples on the ranks",
+                expected="the same number on every rank, but for the epoch's last batch",
+                remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
-        kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
-        if self._arrangement.whole_units:
-            kept = [rows[:1] for rows in kept]  # one row is the whole unit
+        most = 1 if self._arrangement.whole_units else None  # one row is the whole unit
+        kept = [rows[:0] if skip else rows[:most] for rows, skip in zip(kept, meeting.skipped, strict=True)]
         learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
         rows = np.sort(np.concatenate(learned)) - done
         places = np.argsort(np.argsort(np.concatenate(learned)))

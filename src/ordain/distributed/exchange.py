@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ordain.distributed.codec import decode, encode
 from ordain.distributed.concat import concat
 from ordain.distributed.global_batch import GlobalBatch
-from ordain.distributed.ranks import Ranks, agreed, failed_on, gather_texts
+from ordain.distributed.ranks import Ranks, agreed, disagreed, failed_on, gather_texts
 from ordain.errors import RanksError
 from ordain.gradients import Collected
 from ordain.gradients.factored import Placed
@@ -77,27 +77,23 @@ class Exchange:
             raise agreed(error)
         failed = (heads[:, 0] == _FAILED).nonzero().flatten().tolist()
         if failed:
-            raise agreed(failed_on(f"rank {failed[0]}"))
+            raise failed_on(f"rank {failed[0]}")
         kinds = {kind: rank for rank, kind in enumerate(heads[:, 5].tolist()) if kind}
         if len(kinds) > 1:
             told = (f"{kind // 2} numbers of float{32 + kind % 2 * 32} on rank {rank}" for kind, rank in kinds.items())
-            raise agreed(
-                RanksError(
-                    f"ranks with different gradients: {', '.join(told)}",
-                    expected="gradients of the same length and dtype on every rank",
-                    remedy="Use the same model, or the same parameters, on every rank.",
-                )
+            raise disagreed(
+                f"ranks with different gradients: {', '.join(told)}",
+                expected="gradients of the same length and dtype on every rank",
+                remedy="Use the same model, or the same parameters, on every rank.",
             )
         for place, what in ((6, "epoch"), (7, "number of examples done"), (8, "order")):
             values = heads[heads[:, 0] != _JOINED, place].tolist()
             if len(set(values)) > 1:
-                raise agreed(
-                    RanksError(
-                        f"ranks with different {what}: {values[:16]}",
-                        expected=f"the same {what} on every rank at every step",
-                        remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
-                        "order.step() (or order.skip()) as often on each.",
-                    )
+                raise disagreed(
+                    f"ranks with different {what}: {values[:16]}",
+                    expected=f"the same {what} on every rank at every step",
+                    remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
+                    "order.step() (or order.skip()) as often on each.",
                 )
 
     def _texts(self, wanted: list[int], text: str) -> list[str]:

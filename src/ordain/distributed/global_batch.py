@@ -56,7 +56,7 @@ class GlobalBatch(Factored):
         if error is not None:
             raise agreed(error)
         if both[-1]:
-            raise agreed(failed_on("another rank"))
+            raise failed_on("another rank")
         count = len(upper[0])
         gram = torch.zeros_like(gram)
         gram[upper] = both[:count]

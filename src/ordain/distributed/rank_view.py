@@ -1,4 +1,8 @@
-"""One rank's share of an order: what it visits, and how its own count of draws relates to the common one."""
+"""One rank's share of an order: what it visits, and how its own count of draws relates to the common one.
+
+The order is dealt out like cards: position p of the epoch belongs to rank p mod W, so that ranks that draw batches of B
+examples each draw, together, the next W B positions. Or it is blocks of ``each`` positions that are dealt.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,14 @@ from numpy.typing import NDArray
 
 from ordain.distributed.coordinator import RankCoordinator
 from ordain.distributed.ranks import ProcessRanks, Ranks, agree, heard
-from ordain.distributed.sharding import Positions, Tail, dealt
 from ordain.errors import InputError, StepError
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.cursor import Cursor
 from ordain.orders.view import View
 
 Mode = Literal["exact", "independent"]
+Tail = Literal["repeat", "drop", "uneven"]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,28 @@ class Distributed:
                 raise InputError(f"{name}={value!r}", expected=expected, remedy="See docs/distributed.md.")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not self.timeout > 0:
             raise InputError(f"timeout={self.timeout!r}", expected="seconds > 0", remedy="600 is ten minutes.")
+
+
+def dealt(n: int, *, ranks: int, rank: int, each: int = 1, tail: Tail = "repeat") -> Positions:
+    """``[m]``: the positions that a rank visits, in order; those from ``n`` on stand for the first ones, once more.
+
+    ``"repeat"``: all ranks visit as many blocks, and some of them the first ones again, as torch's DistributedSampler
+    does. ``"drop"``: the last blocks that do not go round are visited by nobody in this epoch. ``"uneven"``: some
+    ranks visit one block less, which is for torch's ``Join``.
+
+    >>> dealt(5, ranks=2, rank=1).tolist(), dealt(5, ranks=2, rank=1, tail="uneven").tolist()
+    ([1, 3, 5], [1, 3])
+    """
+    blocks = -(-n // each)
+    rounds, rest = divmod(blocks, ranks)
+    if rest and (tail == "repeat" or (tail == "uneven" and rank < rest)):
+        rounds += 1
+    starts = (np.arange(rounds) * ranks + rank) * each
+    positions: Positions = (starts[:, None] + np.arange(each)).ravel()
+    # Where the last block is short, nothing stands at its missing positions, and the repeated blocks come behind it.
+    missing = blocks * each - n
+    kept = (positions < n) | (positions >= n + missing)
+    return np.where(positions < n, positions, positions - missing)[kept]
 
 
 class RankShare(View):

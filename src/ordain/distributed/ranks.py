@@ -98,9 +98,14 @@ def agreed(error: Raised) -> Raised:
     return error
 
 
+def disagreed(came: str, *, expected: str, remedy: str) -> RanksError:
+    """An error that every rank raises, since all have heard the same."""
+    return agreed(RanksError(came, expected=expected, remedy=remedy))
+
+
 def failed_on(rank: object) -> RanksError:
     """What the ranks raise that were all right themselves."""
-    return RanksError(
+    return disagreed(
         f"an error in order.step() on {rank}",
         expected="a step of every rank",
         remedy="Its own message, in that rank's log, says what was wrong.",

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.kernels.compiling import compile_loop
-
+Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 Sup = Callable[[NDArray[np.int8]], float] | None  # |s|_inf after these signs
 
 RULES = DETERMINISTIC, WALK, HALVING = 0, 1, 2  # the rules that decide() knows
 FAILED, UNSURE = 0, 2  # what decide() may answer besides +1 and -1
+# Sums may be reassociated (that is what lets them use SIMD); NaN and infinity keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz"}
+
+
+def compile_loop(function: Function) -> Function:
+    """Compile at the first call, and keep the result on disk where that is possible."""
+    try:
+        return cast("Function", numba.njit(cache=True, fastmath=_FASTMATH)(function))
+    except RuntimeError:  # no folder that the cache may be written to
+        return cast("Function", numba.njit(fastmath=_FASTMATH)(function))
 
 
 @compile_loop

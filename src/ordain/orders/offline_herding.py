@@ -70,12 +70,7 @@ class Herding(Order):
 class Greedy(Order):
     """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory an epoch.
 
-    Args:
-        model: as in :class:`~ordain.GraB`.
-        n: as in :class:`~ordain.GraB`.
-        memory_limit: as in :class:`Herding`.
-        fresh: as in :class:`Herding`.
-        **options: as in :class:`Herding`.
+    The arguments are those of :class:`Herding`, without ``routine``.
     """
 
     def __init__(
@@ -228,7 +223,7 @@ class HerdingLearner:
     def check(self, state: State) -> None:
         units = len(self._counts)
         if len(state["counts"]) != units:
-            raise broken("counts", f"{len(state['counts'])} numbers", f"{units}")
+            raise broken("counts", f"{len(state['counts'])} numbers", str(units))
         check_vectors("stored", state["stored"], (units, state["dim"]))
 
     def load(self, state: State) -> list[int]:

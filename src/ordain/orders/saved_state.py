@@ -20,12 +20,9 @@ _OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None un
 
 def converted(state: Any) -> Any:
     """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
-    if not isinstance(state, dict) or type(state.get("version")) is not int:
-        return state
-    if state["version"] == 1:
-        state = _from_1(state)
-    if state["version"] == 2:
-        state = _from_2(state)
+    for version, convert in ((1, _from_1), (2, _from_2)):
+        if isinstance(state, dict) and type(state.get("version")) is int and state["version"] == version:
+            state = convert(state)
     return state
 
 
