@@ -85,7 +85,7 @@ def balance(
         layer_signs = _sign_layer(state, table, layer, state.compiled, stream)
         if layer_signs is not None:
             return _decided(state, layer_signs, slots)
-    rows, row_slots, grouping, weights = (batch, slots, None, None) if plain else _combined(state, batch, slots, sizes)
+    rows, grouping, weights = (batch, None, None) if plain else _combined(state, batch, slots, sizes)
     known = table[:1] if paired else table[:2]
     found = batch.paired_products(known) if plain and paired else rows.products(known)
     gram, dots = found[0].to("cpu", torch.float64).numpy(), found[1].to("cpu", torch.float64).numpy()
@@ -96,20 +96,18 @@ def balance(
         gram, dots = weights @ gram @ weights.T, dots @ weights.T
     signs, rule = _signs(state, rows, gram, dots, weights, stream)
     by_row = signs @ weights if weights is not None else np.stack([signs, -signs], axis=1).ravel() if paired else signs
-    unit_slots = row_slots if grouping is None else grouping.slots
-    waiting = {} if plain else _left_over(state, rows, grouping, unit_slots)
+    unit_slots, waiting = (slots, {}) if grouping is None else (grouping.slots, _left_over(state, rows, grouping))
 
     # All signs are known, and nothing has changed before this line.
     state.changing = True
     if not paired:
         state.surplus += float(signs.sum())
         state.mean_inner += float(signs @ dots[1])
-    if plain:
+    if grouping is None:
         batch.add_signed(by_row.astype(np.int8, copy=False), table[0::2])
     else:
-        ones = np.ones(rows.size) if grouping is None else grouping.weights.sum(axis=0)
-        coefficients = torch.from_numpy(np.stack([by_row, ones][: len(known)])).to(rows.device, rows.dtype)
-        rows.weighted_sum(coefficients, out=table[0::2])
+        coefficients = np.stack([by_row, grouping.weights.sum(axis=0)][: len(known)])
+        rows.weighted_sum(torch.from_numpy(coefficients).to(rows.device, rows.dtype), out=table[0::2])
     state.rule, state.waiting = rule, waiting
     state.first_slot = int(unit_slots[-1]) if "first" in waiting else -1
     state.part_slot, state.part_count = (grouping.open_slot, grouping.open_count) if grouping else (-1, 0)
@@ -172,10 +170,10 @@ def _sup(state: BalanceState, rows: Rows, weights: Matrix | None, signs: Signs) 
 
 def _combined(
     state: BalanceState, batch: Batch, slots: Indices, sizes: Indices | None
-) -> tuple[Rows, Indices, Grouping | None, Matrix | None]:
-    """The batch behind what waits for it, the slot of each row, the units that rows make up, and what is signed.
+) -> tuple[Rows, Grouping, Matrix]:
+    """The batch behind what waits for it, the units that rows make up, and what is signed.
 
-    What is signed is given as combinations of rows, ``[vectors, rows]``; None is the identity.
+    What is signed is given as combinations of rows, ``[vectors, rows]``.
     """
     waiting = [
         (state.waiting[name], slot, count)
@@ -188,23 +186,18 @@ def _combined(
         heads, head_slots, head_counts = zip(*waiting, strict=True)
         rows = Prepended(torch.stack(heads), batch)
         slots, counts = np.concatenate([head_slots, slots]), np.concatenate([head_counts, counts])
-    grouping, weights = None, None
-    if sizes is not None:
-        sizes = np.concatenate([np.full(len(waiting), sizes[0]), sizes])
-        grouping = Grouping.cut(slots, counts, sizes, carried=len(waiting))
-        weights = grouping.weights
-    if state.paired:
-        pairs = differences(len(slots) if grouping is None else len(grouping.slots))
-        weights = pairs if weights is None else pairs @ weights
-    return rows, slots, grouping, weights
+    sizes = np.ones_like(counts) if sizes is None else np.concatenate([np.full(len(waiting), sizes[0]), sizes])
+    grouping = Grouping.cut(slots, counts, sizes, carried=len(waiting))
+    signed = differences(len(grouping.slots)) @ grouping.weights if state.paired else grouping.weights
+    return rows, grouping, signed
 
 
-def _left_over(state: BalanceState, rows: Rows, grouping: Grouping | None, slots: Indices) -> dict[str, Tensor]:
+def _left_over(state: BalanceState, rows: Rows, grouping: Grouping) -> dict[str, Tensor]:
     """What the next batch must complete: the first of a pair, part of a unit."""
     left: dict[str, Matrix] = {}
-    if state.paired and len(slots) % 2:
-        left["first"] = np.eye(rows.size)[-1] if grouping is None else grouping.weights[-1]
-    if grouping is not None and grouping.open_weights is not None:
+    if state.paired and len(grouping.slots) % 2:
+        left["first"] = grouping.weights[-1]
+    if grouping.open_weights is not None:
         left["part"] = grouping.open_weights
     if not left:
         return {}
