@@ -33,9 +33,8 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
     """
     given = {**(objects or {}), **named}
     if not given:
-        raise InputError(
-            "nothing to save", expected="objects by name", remedy="Write ordain.save(path, model=model, order=order)."
-        )
+        remedy = "Write ordain.save(path, model=model, order=order)."
+        raise InputError("nothing to save", expected="objects by name", remedy=remedy)
     whole = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in given.items()}
     with replacing(Path(path)) as file:
         try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,33 +18,22 @@ from ordain.errors import StateError, StepError
 _CHUNK = 4096
 
 
-class Pass(NamedTuple):
-    """One pass over an epoch: its ticket, the indices it visits, and where among them it starts."""
-
-    ticket: int
-    indices: NDArray[np.int64]
-    start: int
-
-
 class Draws(Protocol):
-    """What a sampler needs of a cursor.
-
-    Attributes:
-        epoch: the epoch being visited.
-        ticket: the live pass.
-        position: how many indices the live pass has drawn.
-    """
+    """What a sampler needs of a cursor."""
 
     epoch: int
-    ticket: int
-    position: int
+    ticket: int  # names the live pass
+    position: int  # how many indices the live pass has drawn
 
     @property
     def length(self) -> int:
         """How many indices this process draws in an epoch."""
 
-    def begin(self, *, out_of_order: bool) -> Pass:
-        """Start a pass, at its first draw; ``out_of_order``: its batches may arrive in another order than drawn."""
+    def begin(self, *, out_of_order: bool) -> tuple[int, NDArray[np.int64], int]:
+        """Start a pass, at its first draw: its ticket, the indices it visits, and where among them it starts.
+
+        ``out_of_order``: its batches may arrive in another order than drawn.
+        """
 
     def go_on(self, epoch: int, drawn: int) -> None:
         """Continue where a loader's state says; refuse a state that is not this order's."""
@@ -129,7 +118,6 @@ class OrderIterator(Iterator[int]):
                 yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch (None before the first draw) and how many of its examples have been drawn."""
         return {"epoch": self._epoch, "drawn": self._drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

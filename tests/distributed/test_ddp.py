@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from workers.ddp_exact import EPOCHS, made, scenarios, train
 
 from ordain import GraB, RandomReshuffling
-from ordain.distributed.sharding import dealt
+from ordain.distributed.rank_view import dealt
 
 ALL = {name: rest for name, *rest in scenarios()}
 EXACT = [name for name in ALL if name.split("-")[0] not in ("independent", "rr", "rest", "join")]

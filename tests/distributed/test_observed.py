@@ -15,7 +15,7 @@ from thread_ranks import ThreadRanks, run_ranks
 
 from ordain import GraB, RandomReshuffling
 from ordain.distributed import Distributed
-from ordain.distributed.sharding import dealt
+from ordain.distributed.rank_view import dealt
 from ordain.errors import GradientError, InputError, RanksError, StepError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ordain.errors.OrdainWarning")

@@ -71,7 +71,7 @@ class Balancer(ABC):
 
 
 class _Compiled(Balancer):
-    """A rule of the compiled loop: ``kind`` names it, ``parameter`` is its one number."""
+    """A rule of the compiled loop, by its ``kind`` there."""
 
     kind: ClassVar[int]
 
@@ -91,7 +91,7 @@ class _Compiled(Balancer):
         sup: Callable[[NDArray[np.int8]], float] | None = None,
         fallback: bool = True,
     ) -> NDArray[np.int8]:
-        from ordain.kernels.signs import RULES, gram_signs
+        from ordain.kernels.signs import RULES, batch_signs
 
         if self.kind not in RULES:
             raise InputError(
@@ -99,19 +99,10 @@ class _Compiled(Balancer):
                 expected="the kind of a built-in balancer",
                 remedy="Override signs() for a rule of your own: the compiled loop has only the built-in ones.",
             )
-        size = len(dots)
-        dots = np.array(dots, dtype=np.float64)
-        gram = np.ascontiguousarray(gram, dtype=np.float64)
-        u = np.zeros(size) if u is None else u
-        signs = np.zeros(size, dtype=np.int8)
         parameter = self.parameter(n=n, d=d)
-        done, bound = 0, -1.0
-        while done < size:
-            done = gram_signs(self.kind, dots, gram, done, bound, u, state, parameter, fallback, signs)
-            if done < 0:
-                raise walk_failure(-1 - done, parameter)
-            if done < size:
-                bound = sup(signs[:done]) if sup else math.inf
+        signs, done = batch_signs(self.kind, dots, gram, u, state, parameter, fallback, sup)
+        if done < 0:
+            raise walk_failure(-1 - done, parameter)
         return signs
 
 
@@ -183,17 +174,13 @@ class KernelHalving(_Compiled):
         return 2.0 * math.log(2.0 * max(n, 1) / self.delta)
 
 
-_BUILT_IN: tuple[type[_Compiled], ...] = (Deterministic, SelfBalancingWalk, KernelHalving)
-
-
 def compiled_rule(balancer: Balancer, *, n: int, d: int) -> tuple[int, float] | None:
     """The (kind, parameter) of a built-in balancer in the compiled loops; None where only ``signs()`` may decide.
 
     A subclass may have overridden anything, so it does not count as built in.
     """
-    for kind in _BUILT_IN:
-        if type(balancer) is kind:
-            return kind.kind, balancer.parameter(n=n, d=d)
+    if isinstance(balancer, _Compiled) and type(balancer) in (Deterministic, SelfBalancingWalk, KernelHalving):
+        return balancer.kind, balancer.parameter(n=n, d=d)
     return None
 
 

@@ -13,18 +13,9 @@ from torch import Tensor
 from ordain.balancing.balancers import Balancer, compiled_rule
 from ordain.errors import StateError
 
+_SUMS = ("surplus", "mean_inner", "mean_square")  # the counters that are not whole numbers
 # In the order in which they are saved.
-_COUNTERS = (
-    "past_failures",
-    "signed",
-    "summed",
-    "surplus",
-    "mean_inner",
-    "mean_square",
-    "first_slot",
-    "part_slot",
-    "part_count",
-)
+_COUNTERS = ("past_failures", "signed", "summed", *_SUMS, "first_slot", "part_slot", "part_count")
 
 
 class BalanceState:
@@ -101,12 +92,9 @@ class BalanceState:
         self._begin()
 
     def reset(self) -> list[int]:
-        """Start balancing from zero in mid-pass; m and random numbers go on.
+        """A batch was partially accumulated: start from zero in mid-pass; m and random numbers go on.
 
-        For a batch that was partially accumulated.
-
-        Returns:
-            The slot of an incomplete unit, which gets no sign now.
+        Returns the slot of an incomplete unit, which gets no sign now.
         """
         lost = [self.part_slot] if self.part_slot >= 0 else []
         if self.table is not None:
@@ -115,11 +103,6 @@ class BalanceState:
         self._begin()
         self.signed = signed
         return lost
-
-    def forget(self) -> list[int]:
-        """Drop all vectors, m too. Returns what :meth:`reset` returns."""
-        self.table, self.mean_square = None, 0.0
-        return self.reset()
 
     def release(self) -> None:
         """Nothing will be balanced any more: free the vectors."""
@@ -150,10 +133,8 @@ class BalanceState:
         last = 2 * self.count if self.paired else self.count - 1
         limits = {"first_slot": last, "part_slot": last, "summed": 0 if self.paired else self.count}
         for name, value in counters.items():
-            whole = name not in ("surplus", "mean_inner", "mean_square")
-            if not math.isfinite(value) or (
-                whole and not (type(value) is int and -1 <= value <= limits.get(name, value))
-            ):
+            good = name in _SUMS or (type(value) is int and -1 <= value <= limits.get(name, value))
+            if not math.isfinite(value) or not good:
                 raise broken("counters", f"{name}={value!r}", "numbers that balancing can have")
         found = saved["vectors"]
         if found is None:
@@ -171,8 +152,9 @@ class BalanceState:
         self.rule = np.array(saved["balancer_state"], dtype=np.float64)
         for name, value in zip(_COUNTERS, saved["counters"], strict=True):
             setattr(self, name, value)
-        if saved["vectors"] is None:
-            return self.forget()
+        if saved["vectors"] is None:  # m is lost too
+            self.table, self.mean_square = None, 0.0
+            return self.reset()
         held = {name: vector.clone() for name, vector in saved["vectors"].items()}
         self._hold(held.pop("table", None))
         self.waiting = held

@@ -5,7 +5,9 @@ Signs need only inner products (docs/architecture.md has the algebra), so a batc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +58,12 @@ class Decision:
     places: Signs
     not_finite: int = 0
 
+    def with_aside(self, lost: Sequence[int] | Indices, not_finite: int) -> Decision:
+        """The same, and these units are set aside; so many examples are not finite."""
+        slots = np.append(self.slots, np.asarray(lost, dtype=np.int64))
+        places = np.append(self.places, np.full(len(lost), ASIDE, dtype=np.int8))
+        return Decision(slots, places, not_finite)
+
 
 def balance(
     state: BalanceState, batch: Batch, slots: Indices, *, sizes: Indices | None = None, stream: int = 0
@@ -73,12 +81,11 @@ def balance(
     table = state.table if state.table is not None else state.allocate(batch.dim, batch.dtype, batch.device)
     # In a plain batch nothing is left over from before or for later, and each row is a unit.
     plain = not state.waiting and sizes is None and not (paired and batch.size % 2)
-    layer = batch.linear_layer() if plain and state.compiled is not None else None
-    if layer is not None:
-        signs = _sign_layer(state, layer, stream)
-        if signs is not None:
-            return _decided(state, signs, slots)
-    rows, row_slots, grouping, weights = (batch, slots, None, None) if plain else _combined(state, batch, slots, sizes)
+    if plain and state.compiled is not None and (layer := batch.linear_layer()) is not None:
+        layer_signs = _sign_layer(state, table, layer, state.compiled, stream)
+        if layer_signs is not None:
+            return _decided(state, layer_signs, slots)
+    rows, grouping, weights = (batch, None, None) if plain else _combined(state, batch, slots, sizes)
     known = table[:1] if paired else table[:2]
     found = batch.paired_products(known) if plain and paired else rows.products(known)
     gram, dots = found[0].to("cpu", torch.float64).numpy(), found[1].to("cpu", torch.float64).numpy()
@@ -89,20 +96,18 @@ def balance(
         gram, dots = weights @ gram @ weights.T, dots @ weights.T
     signs, rule = _signs(state, rows, gram, dots, weights, stream)
     by_row = signs @ weights if weights is not None else np.stack([signs, -signs], axis=1).ravel() if paired else signs
-    unit_slots = row_slots if grouping is None else grouping.slots
-    waiting = {} if plain else _left_over(state, rows, grouping, unit_slots)
+    unit_slots, waiting = (slots, {}) if grouping is None else (grouping.slots, _left_over(state, rows, grouping))
 
     # All signs are known, and nothing has changed before this line.
     state.changing = True
     if not paired:
         state.surplus += float(signs.sum())
         state.mean_inner += float(signs @ dots[1])
-    if plain:
+    if grouping is None:
         batch.add_signed(by_row.astype(np.int8, copy=False), table[0::2])
     else:
-        ones = np.ones(rows.size) if grouping is None else grouping.weights.sum(axis=0)
-        coefficients = torch.from_numpy(np.stack([by_row, ones][: len(known)])).to(rows.device, rows.dtype)
-        rows.weighted_sum(coefficients, out=table[0::2])
+        coefficients = np.stack([by_row, grouping.weights.sum(axis=0)][: len(known)])
+        rows.weighted_sum(torch.from_numpy(coefficients).to(rows.device, rows.dtype), out=table[0::2])
     state.rule, state.waiting = rule, waiting
     state.first_slot = int(unit_slots[-1]) if "first" in waiting else -1
     state.part_slot, state.part_count = (grouping.open_slot, grouping.open_count) if grouping else (-1, 0)
@@ -133,19 +138,16 @@ def _signs(
         means, square = dots[1], state.mean_square
         inner = inner - state.mean_inner - state.surplus * (means - square)
         gram = gram - means[:, None] - means[None, :] + square
-    if state.compiled is None:
-        gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
-    rule = state.rule.copy()
-    signs = state.balancer.signs(
-        inner,
-        gram,
-        n=state.count,
-        d=rows.dim,
-        state=rule,
-        u=_uniforms(state, len(inner), stream) if state.balancer.random else None,
-        sup=lambda found: _sup(state, rows, weights, found),
-    )
-    return (check_signs(signs, len(inner), state.balancer) if state.compiled is None else signs), rule
+    rule, sup = state.rule.copy(), partial(_sup, state, rows, weights)
+    u = _uniforms(state, len(inner), stream) if state.balancer.random else None
+    if state.compiled is not None:
+        from ordain.kernels.signs import batch_signs
+
+        kind, parameter = state.compiled
+        return batch_signs(kind, inner, gram, u, rule, parameter, True, sup)[0], rule
+    gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
+    signs = state.balancer.signs(inner, gram, n=state.count, d=rows.dim, state=rule, u=u, sup=sup)
+    return check_signs(signs, len(inner), state.balancer), rule
 
 
 def _uniforms(state: BalanceState, count: int, stream: int) -> NDArray[np.float64]:
@@ -168,10 +170,10 @@ def _sup(state: BalanceState, rows: Rows, weights: Matrix | None, signs: Signs) 
 
 def _combined(
     state: BalanceState, batch: Batch, slots: Indices, sizes: Indices | None
-) -> tuple[Rows, Indices, Grouping | None, Matrix | None]:
-    """The batch behind what waits for it, the slot of each row, the units that rows make up, and what is signed.
+) -> tuple[Rows, Grouping, Matrix]:
+    """The batch behind what waits for it, the units that rows make up, and what is signed.
 
-    What is signed is given as combinations of rows, ``[vectors, rows]``; None is the identity.
+    What is signed is given as combinations of rows, ``[vectors, rows]``.
     """
     waiting = [
         (state.waiting[name], slot, count)
@@ -184,23 +186,18 @@ def _combined(
         heads, head_slots, head_counts = zip(*waiting, strict=True)
         rows = Prepended(torch.stack(heads), batch)
         slots, counts = np.concatenate([head_slots, slots]), np.concatenate([head_counts, counts])
-    grouping, weights = None, None
-    if sizes is not None:
-        sizes = np.concatenate([np.full(len(waiting), sizes[0]), sizes])
-        grouping = Grouping.cut(slots, counts, sizes, carried=len(waiting))
-        weights = grouping.weights
-    if state.paired:
-        pairs = differences(len(slots) if grouping is None else len(grouping.slots))
-        weights = pairs if weights is None else pairs @ weights
-    return rows, slots, grouping, weights
+    sizes = np.ones_like(counts) if sizes is None else np.concatenate([np.full(len(waiting), sizes[0]), sizes])
+    grouping = Grouping.cut(slots, counts, sizes, carried=len(waiting))
+    signed = differences(len(grouping.slots)) @ grouping.weights if state.paired else grouping.weights
+    return rows, grouping, signed
 
 
-def _left_over(state: BalanceState, rows: Rows, grouping: Grouping | None, slots: Indices) -> dict[str, Tensor]:
+def _left_over(state: BalanceState, rows: Rows, grouping: Grouping) -> dict[str, Tensor]:
     """What the next batch must complete: the first of a pair, part of a unit."""
     left: dict[str, Matrix] = {}
-    if state.paired and len(slots) % 2:
-        left["first"] = np.eye(rows.size)[-1] if grouping is None else grouping.weights[-1]
-    if grouping is not None and grouping.open_weights is not None:
+    if state.paired and len(grouping.slots) % 2:
+        left["first"] = grouping.weights[-1]
+    if grouping.open_weights is not None:
         left["part"] = grouping.open_weights
     if not left:
         return {}
@@ -220,26 +217,21 @@ def _without_bad(state: BalanceState, batch: Batch, slots: Indices, sizes: Indic
     if len(kept):
         good = batch.select(torch.from_numpy(kept).to(batch.device))
         decided = balance(state, good, slots[kept], sizes=None if sizes is None else sizes[kept], stream=stream)
-    return Decision(
-        np.concatenate([decided.slots, lost]),
-        np.concatenate([decided.places, np.full(len(lost), ASIDE, dtype=np.int8)]),
-        int(bad.sum()),
-    )
+    return decided.with_aside(lost, int(bad.sum()))
 
 
-def _sign_layer(state: BalanceState, layer: Layer, stream: int) -> Signs | None:
+def _sign_layer(
+    state: BalanceState, table: Tensor, layer: Layer, compiled: tuple[int, float], stream: int
+) -> Signs | None:
     """The same in one compiled pass where one small linear layer is the whole model; None if it is not finite."""
-    if state.table is None or state.compiled is None:
-        return None
     from ordain.kernels.linear_layer import layer_signs
 
     a, b, biased, scale = layer
     signs = np.empty(len(a) // 2 if state.paired else len(a), dtype=np.int8)
     u = _uniforms(state, len(signs), stream) if state.balancer.random else np.zeros(len(signs))
     rule, sums = state.rule.copy(), np.array([state.surplus, state.mean_inner, state.mean_square])
-    table = state.table.numpy()
-    signed, mean, total = (table[0],) * 3 if state.paired else table
-    kind, parameter = state.compiled
+    signed, mean, total = (table.numpy()[0],) * 3 if state.paired else table.numpy()
+    kind, parameter = compiled
     state.changing = True
     if not layer_signs(kind, a, b, scale, biased, state.paired, signed, mean, total, sums, u, rule, parameter, signs):
         state.changing = False

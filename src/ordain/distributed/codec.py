@@ -7,11 +7,11 @@ reading: only the kinds named here are known.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ordain.gradients.combined import RowRange, Stacked, Sum
 from ordain.gradients.factored import Placed
@@ -45,14 +45,10 @@ def decode(text: str, data: Tensor) -> tuple[int, float, Placed]:
         nonlocal place
         count = torch.Size(shape).numel() * _DTYPES[dtype].itemsize
         piece = data[place : place + count].view(_DTYPES[dtype]).view(shape)
-        place += -(-count // _ALIGN) * _ALIGN
+        place += count + -count % _ALIGN
         return piece
 
-    placed: Placed = []
-    for offset, spec in told["parameters"]:
-        tensors = iter([take(dtype, shape) for dtype, shape in _tensors_in(spec)])
-        placed.append((offset, _build(spec, tensors)))
-    return told["size"], told["scale"], placed
+    return told["size"], told["scale"], [(offset, _build(spec, take)) for offset, spec in told["parameters"]]
 
 
 def _smaller(grads: ParamGrads) -> ParamGrads:
@@ -78,26 +74,14 @@ def _describe(grads: ParamGrads, tensors: list[Tensor]) -> Spec:
     return spec | {"tensors": [[str(tensor.dtype), list(tensor.shape)] for tensor in mine]}
 
 
-def _tensors_in(spec: Spec) -> Iterator[tuple[str, list[int]]]:
-    for part in spec.get("parts", []):
-        yield from _tensors_in(part)
-    yield from spec.get("tensors", [])
-
-
-def _build(spec: Spec, tensors: Iterator[Tensor]) -> ParamGrads:
-    parts = [_build(part, tensors) for part in spec.get("parts", [])]
-    mine = [next(tensors) for _ in spec.get("tensors", [])]
+def _build(spec: Spec, take: Callable[[str, Sequence[int]], Tensor]) -> ParamGrads:
+    parts = [_build(part, take) for part in spec.get("parts", [])]
+    mine = [take(dtype, shape) for dtype, shape in spec.get("tensors", [])]
     return _KINDS[spec["kind"]].build(mine, parts, **spec["settings"])
 
 
 def _bytes(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
-    sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN for tensor in tensors]
-    data = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
-    place = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        raw = tensor.contiguous().view(-1).view(torch.uint8)
-        data[place : place + len(raw)] = raw
-        place += size
-    return data
+    raw = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat([nn.functional.pad(one, (0, -len(one) % _ALIGN)) for one in raw])

@@ -25,7 +25,13 @@ def concat(batches: Sequence[Placed], places: Sequence[Tensor], ratios: Sequence
         for offset, grads in batch:
             scaled = grads if ratios[number] == 1.0 else grads.scaled(ratios[number])
             by_offset.setdefault(offset, [None] * len(batches))[number] = scaled
-    return [(offset, _joined(_filled(several, places), places)) for offset, several in sorted(by_offset.items())]
+    joined: Placed = []
+    for offset, several in sorted(by_offset.items()):
+        like = max((grads for grads in several if grads is not None), key=lambda grads: grads.size)
+        # A rank on which the parameter got no gradient has one of zeros.
+        filled = [grads or like.zeros(len(place)) for grads, place in zip(several, places, strict=True)]
+        joined.append((offset, _joined(filled, places)))
+    return joined
 
 
 def _joined(several: Sequence[ParamGrads], places: Sequence[Tensor]) -> ParamGrads:
@@ -50,9 +56,3 @@ def _apart(batch: Placed) -> Placed:
             apart.append((offset, one))
             offset += one.numel
     return apart
-
-
-def _filled(several: Sequence[ParamGrads | None], places: Sequence[Tensor]) -> list[ParamGrads]:
-    """Ranks on which the parameter got no gradient have one of zeros."""
-    like = max((grads for grads in several if grads is not None), key=lambda grads: grads.size)
-    return [like.zeros(len(place)) if grads is None else grads for grads, place in zip(several, places, strict=True)]

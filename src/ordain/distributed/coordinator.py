@@ -4,62 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ordain.distributed.exchange import Exchange, Meeting, fingerprint
-from ordain.distributed.ranks import Ranks, agreed
+from ordain.distributed.ranks import Ranks, disagreed
 from ordain.errors import RanksError
 from ordain.gradients import Collected
-from ordain.orders.coordination import Collect, Observed, Standing
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.coordination import Collect, Observed
+from ordain.orders.cursor import Cursor
 from ordain.orders.units import Indices
-
-
-class Share(Protocol):
-    """Which positions of the epoch a rank visits: see :class:`~ordain.distributed.rank_view.RankShare`."""
-
-    n: int
-    each: int
-
-    @property
-    def positions(self) -> Indices:
-        """The positions of this rank."""
-
-    def own(self, done: int) -> int:
-        """How many of them are among the epoch's first ``done``."""
 
 
 class RankCoordinator:
     """Gathers what the ranks observe.
 
     Args:
-        share: this rank's share.
         ranks: all of them.
-        standing: the parts of this rank's order.
+        cursor: where the epoch stands.
+        arrangement: this epoch's order.
+        positions: the positions of an epoch that this rank visits.
+        each: how many consecutive ones are dealt to a rank at once.
         group: the process group that the user has given, if any.
+        device: where gradients live, for a rank that has none.
+        marks: numbers by which two states of the same epoch are told apart.
     """
 
-    def __init__(self, share: Share, ranks: Ranks, standing: Standing, *, group: object) -> None:
-        self._share, self._ranks, self._standing, self._group = share, ranks, standing, group
+    def __init__(
+        self,
+        ranks: Ranks,
+        cursor: Cursor,
+        arrangement: Arrangement,
+        *,
+        positions: Indices,
+        each: int,
+        group: object,
+        device: torch.device,
+        marks: Callable[[], Indices],
+    ) -> None:
+        self._ranks, self._cursor, self._arrangement, self._group = ranks, cursor, arrangement, group
+        self._mine, self._each, self._device, self._marks = positions, each, device, marks
         self._exchange = Exchange(ranks)
         self._digest: tuple[Indices | None, int] = None, 0
         self._loaded = False  # has a state been loaded that the others may not have?
         self._broken = False  # was a step interrupted here, while the others went on?
 
     def loaded(self) -> None:
-        """A state was loaded: at the next step the ranks make sure that all have it."""
         self._loaded = True
 
-    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable:
-        """For torch's ``Join``."""
-        return JoinAdapter(step, device, self._group)
+    def joinable(self, step: Callable[[], None]) -> Joinable:
+        return JoinAdapter(step, self._device, self._group)
 
     @contextmanager
     def meeting(self, collect: Collect | None) -> Iterator[Iterable[Observed]]:
-        """The examples of every rank's batches; ``collect`` is None if this rank has come to its end."""
         if self._broken:
             raise RanksError(
                 "a step after one that was interrupted on this rank",
@@ -82,45 +82,41 @@ class RankCoordinator:
 
     def _checked(self, batches: Sequence[Collected | int]) -> Sequence[Collected | int]:
         """Before any rank hears of them: drawn by this rank, and whole units."""
-        share, cursor, arrangement = self._share, self._standing.cursor, self._standing.arrangement
+        cursor, arrangement = self._cursor, self._arrangement
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
-        cursor.check_drawn(sum(sizes), share.own(cursor.drawn) - share.own(cursor.taken))
-        for size in sizes if self._standing.whole_units else ():
-            start = share.own(cursor.taken)
-            positions = share.positions[start : start + size] % share.n
+        start = cursor.view.own(cursor.taken)
+        cursor.check_drawn(sum(sizes), cursor.view.own(cursor.drawn) - start)
+        for size in sizes if self._arrangement.whole_units else ():
+            positions = self._mine[start : start + size] % cursor.view.n
             if size:
                 arrangement.check_unit(np.unique(arrangement.slots_at(positions)), size)
         return batches
 
     def _stands(self) -> tuple[int, int, int]:
         """The epoch, the examples done and a digest of the order: the same on every rank."""
-        cursor, order = self._standing.cursor, self._standing.arrangement.order
+        cursor, order = self._cursor, self._arrangement.order
         if self._digest[0] is not order:  # hashed once an epoch
             self._digest = order, fingerprint(order.tobytes())
         if not self._loaded:
             return cursor.epoch, cursor.taken, self._digest[1]
-        places = self._standing.arrangement.places.astype(np.int64)
-        told = np.concatenate([order, places, self._standing.marks()])
+        told = np.concatenate([order, self._arrangement.places.astype(np.int64), self._marks()])
         return cursor.epoch, cursor.taken, fingerprint(told.tobytes())
 
     def _dealt(self, meeting: Meeting) -> Observed:
         """Which example of the epoch each row of each rank is."""
-        done, n = self._standing.cursor.taken, self._share.n
+        done, n = self._cursor.taken, self._cursor.view.n
         positions = [self._positions(rank, size, done) for rank, size in enumerate(meeting.sizes)]
         kept = [np.flatnonzero(one < n) for one in positions]  # not those of a repeated example
         every = np.sort(np.concatenate([one[rows] for one, rows in zip(positions, kept, strict=True)]))
         if not np.array_equal(every, np.arange(done, done + len(every))):
-            raise agreed(
-                RanksError(
-                    f"batches of {meeting.sizes} examples on the ranks",
-                    expected="the same number on every rank, but for the epoch's last batch",
-                    remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
-                )
+            raise disagreed(
+                f"batches of {meeting.sizes} examples on the ranks",
+                expected="the same number on every rank, but for the epoch's last batch",
+                remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]
-        kept = [rows[:0] if skip else rows for rows, skip in zip(kept, meeting.skipped, strict=True)]
-        if self._standing.whole_units:
-            kept = [rows[:1] for rows in kept]  # one row is the whole unit
+        most = 1 if self._arrangement.whole_units else None  # one row is the whole unit
+        kept = [rows[:0] if skip else rows[:most] for rows, skip in zip(kept, meeting.skipped, strict=True)]
         learned = [one[rows] for one, rows in zip(positions, kept, strict=True)]
         rows = np.sort(np.concatenate(learned)) - done
         places = np.argsort(np.argsort(np.concatenate(learned)))
@@ -130,23 +126,21 @@ class RankCoordinator:
             batch = meeting.batch(
                 [torch.from_numpy(one) for one in kept],
                 [torch.from_numpy(one) for one in np.split(places, cuts)],
-                device=self._standing.device,
+                device=self._device,
             )
         return Observed(len(every), batch, rows, np.concatenate([*passed, np.empty(0, dtype=np.int64)]) - done)
 
     def _positions(self, rank: int, size: int, done: int) -> Indices:
         """The positions in the epoch of a rank's next ``size`` examples, after ``done`` of all."""
-        ranks, each = self._ranks.size, self._share.each
+        ranks, each = self._ranks.size, self._each
         whole, rest = divmod(done, ranks * each)
-        before = (
-            whole * each + min(max(rest - rank * each, 0), each) if each > 1 else (done - rank + ranks - 1) // ranks
-        )
+        before = whole * each + min(max(rest - rank * each, 0), each)
         local = np.arange(before, before + size)
         positions: Indices = (local // each * ranks + rank) * each + local % each
         return positions
 
 
-class JoinAdapter(Joinable):
+class JoinAdapter(Joinable, JoinHook):
     """For torch's ``Join``: takes part in the other ranks' steps once this one has come to the end of its epoch."""
 
     def __init__(self, step: Callable[[], None], device: torch.device, group: object) -> None:
@@ -155,7 +149,10 @@ class JoinAdapter(Joinable):
 
     def join_hook(self, **kwargs: object) -> JoinHook:
         """Called by ``Join``."""
-        return _Hook(self._step)
+        return self
+
+    def main_hook(self) -> None:
+        self._step()
 
     @property
     def join_device(self) -> torch.device:
@@ -166,11 +163,3 @@ class JoinAdapter(Joinable):
     def join_process_group(self) -> object:
         """The model's group, where ``Join`` counts; not our own."""
         return self._group or torch.distributed.group.WORLD
-
-
-class _Hook(JoinHook):
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-
-    def main_hook(self) -> None:
-        self._step()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ordain.distributed.codec import decode, encode
 from ordain.distributed.concat import concat
 from ordain.distributed.global_batch import GlobalBatch
-from ordain.distributed.ranks import Ranks, agreed, failed_on, gather_texts
+from ordain.distributed.ranks import Ranks, agreed, disagreed, failed_on, gather_texts
 from ordain.errors import RanksError
 from ordain.gradients import Collected
 from ordain.gradients.factored import Placed
@@ -39,27 +40,23 @@ class Exchange:
         """
         error: BaseException | None = None
         batches: Sequence[Collected | int] = []
-        try:
-            batches = collect() if collect is not None else []
-        except Exception as raised:  # every rank must hear of it, or wait forever
-            error = raised
-        number = 0
-        while True:
-            mine = batches[number] if number < len(batches) else 0
-            size = mine if isinstance(mine, int) else mine.examples
-            text, data = "", torch.empty(0, dtype=torch.uint8)
+        for number in count():
+            size, kind, text, data = 0, 0, "", torch.empty(0, dtype=torch.uint8)
+            status = _JOINED if collect is None else _STEPPED
             try:
-                if not isinstance(mine, int) and size:
+                if number == 0 and collect is not None:
+                    batches = collect()
+                mine = batches[number] if number < len(batches) else 0
+                if isinstance(mine, int):
+                    size, status = mine, _SKIPPED if mine else status
+                elif mine.examples:
+                    size, kind = mine.examples, 2 * mine.gradients.dim + (mine.gradients.dtype == torch.float64)
                     placed, scale = mine.gradients.by_parameter()
                     text, data = encode(placed, size=mine.gradients.size, scale=scale)
-            except Exception as raised:
-                error = raised
-            status = _FAILED if error else _JOINED if collect is None else _STEPPED
-            if status == _STEPPED and isinstance(mine, int) and size:
-                status = _SKIPPED
-            digest = fingerprint(text.encode())
+            except Exception as raised:  # every rank must hear of it, or wait forever
+                error, status = raised, _FAILED
             more = number + 1 < len(batches)
-            row = torch.tensor([status, more, size, digest, len(data), _kind(mine), *stands])
+            row = torch.tensor([status, more, size, fingerprint(text.encode()), len(data), kind, *stands])
             try:
                 heads = self.ranks.gather(row)
             except RanksError as lost:
@@ -67,9 +64,9 @@ class Exchange:
                     raise error from lost
                 raise
             self._check(heads, error)
-            texts = self._texts(heads[:, 3], text)
-            every = self._numbers(heads[:, 4], data)
-            number += 1
+            texts = self._texts(heads[:, 3].tolist(), text)
+            longest = int(heads[:, 4].max())
+            every = self.ranks.gather(nn.functional.pad(data, (0, longest - len(data)))) if longest else None
             yield Meeting(self.ranks, heads, texts, every)
             stands = (stands[0], -1, stands[2])  # every rank has advanced by the same number of examples
             if not heads[:, 1].any():
@@ -80,50 +77,35 @@ class Exchange:
             raise agreed(error)
         failed = (heads[:, 0] == _FAILED).nonzero().flatten().tolist()
         if failed:
-            raise agreed(failed_on(f"rank {failed[0]}"))
+            raise failed_on(f"rank {failed[0]}")
         kinds = {kind: rank for rank, kind in enumerate(heads[:, 5].tolist()) if kind}
         if len(kinds) > 1:
-            told = [
-                f"{kind // 2} numbers of float{64 if kind % 2 else 32} on rank {rank}" for kind, rank in kinds.items()
-            ]
-            raise agreed(
-                RanksError(
-                    f"ranks with different gradients: {', '.join(told)}",
-                    expected="gradients of the same length and dtype on every rank",
-                    remedy="Use the same model, or the same parameters, on every rank.",
-                )
+            told = (f"{kind // 2} numbers of float{32 + kind % 2 * 32} on rank {rank}" for kind, rank in kinds.items())
+            raise disagreed(
+                f"ranks with different gradients: {', '.join(told)}",
+                expected="gradients of the same length and dtype on every rank",
+                remedy="Use the same model, or the same parameters, on every rank.",
             )
         for place, what in ((6, "epoch"), (7, "number of examples done"), (8, "order")):
             values = heads[heads[:, 0] != _JOINED, place].tolist()
             if len(set(values)) > 1:
-                raise agreed(
-                    RanksError(
-                        f"ranks with different {what}: {values[:16]}",
-                        expected=f"the same {what} on every rank at every step",
-                        remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
-                        "order.step() (or order.skip()) as often on each.",
-                    )
+                raise disagreed(
+                    f"ranks with different {what}: {values[:16]}",
+                    expected=f"the same {what} on every rank at every step",
+                    remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
+                    "order.step() (or order.skip()) as often on each.",
                 )
 
-    def _texts(self, digests: Tensor, text: str) -> list[str]:
-        wanted = digests.tolist()
+    def _texts(self, wanted: list[int], text: str) -> list[str]:
         if any(one not in self._known for one in wanted):
             every = gather_texts(self.ranks, text)
             self._known |= {one: told.strip() for one, told in zip(wanted, every, strict=True)}
         return [self._known[one] for one in wanted]
 
-    def _numbers(self, lengths: Tensor, data: Tensor) -> Tensor | None:
-        longest = int(lengths.max())
-        if not longest:
-            return None
-        if len(data) < longest:
-            data = torch.cat([data, data.new_zeros(longest - len(data))])
-        return self.ranks.gather(data)
-
 
 @dataclass(frozen=True)
 class Meeting:
-    """What came of one: see :class:`Exchange`."""
+    """What came of one: see :class:`Exchange`. A row of ``heads`` is what a rank said in :meth:`Exchange.meet`."""
 
     ranks: Ranks
     heads: Tensor
@@ -133,17 +115,12 @@ class Meeting:
     @property
     def sizes(self) -> list[int]:
         """How many examples each rank has."""
-        return [int(size) for size in self.heads[:, 2]]
-
-    def like(self, device: torch.device) -> Tensor:
-        """``[0, d]``: of the length and dtype of the ranks' gradients."""
-        kind = int(self.heads[:, 5].max())
-        return torch.empty(0, kind // 2, dtype=torch.float64 if kind % 2 else torch.float32, device=device)
+        return self.heads[:, 2].tolist()
 
     @property
     def skipped(self) -> list[bool]:
         """Which ranks pass theirs over."""
-        return [int(status) == _SKIPPED for status in self.heads[:, 0]]
+        return (self.heads[:, 0] == _SKIPPED).tolist()
 
     def batch(self, kept: Sequence[Tensor], places: Sequence[Tensor], *, device: torch.device) -> GlobalBatch:
         """All ranks' gradients.
@@ -153,31 +130,20 @@ class Meeting:
             places: for each rank, which row of the whole each of those is.
             device: where the answers live.
         """
-        like = self.like(device)
-        batches: list[Placed] = []
-        scales: list[float] = []
+        kind = int(self.heads[:, 5].max())
+        like = torch.empty(0, kind // 2, dtype=torch.float64 if kind % 2 else torch.float32, device=device)
+        batches: list[Placed] = [[] for _ in kept]
+        scales = [0.0] * len(kept)
         for rank, (text, rows) in enumerate(zip(self.texts, kept, strict=True)):
-            if not text or not len(rows) or self.data is None:
-                batches.append([])
-                scales.append(0.0)
-                continue
-            size, scale, placed = decode(text, self.data[rank])
-            if len(rows) < size:
-                placed = [(offset, grads.select(rows)) for offset, grads in placed]
-            batches.append(placed)
-            scales.append(scale)
+            if text and len(rows) and self.data is not None:
+                size, scales[rank], placed = decode(text, self.data[rank])
+                whole = len(rows) == size
+                batches[rank] = placed if whole else [(offset, grads.select(rows)) for offset, grads in placed]
         common = max(scales)
-        whole = concat(batches, places, [scale / common if scale else 1.0 for scale in scales])
+        every = concat(batches, places, [scale / common if scale else 1.0 for scale in scales])
         total = sum(len(place) for place in places)
         most = int(self.heads[:, 4].max()) // like.element_size()  # as many numbers as a rank has sent already
-        return GlobalBatch(whole, ranks=self.ranks, dim=like.shape[1], size=total, scale=common, like=like, most=most)
-
-
-def _kind(mine: Collected | int) -> int:
-    """Length and dtype of a rank's gradients; 0 if it has none."""
-    if isinstance(mine, int) or not mine.examples:
-        return 0
-    return 2 * mine.gradients.dim + (mine.gradients.dtype == torch.float64)
+        return GlobalBatch(every, ranks=self.ranks, dim=like.shape[1], size=total, scale=common, like=like, most=most)
 
 
 def fingerprint(data: bytes) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,40 +24,39 @@ class GlobalBatch(Factored):
         self, placed: Placed, *, ranks: Ranks, dim: int, size: int, scale: float, like: Tensor, most: int
     ) -> None:
         super().__init__(placed, dim=dim, size=size, scale=scale, like=like)
-        self._ranks = ranks
-        self._like, self._most = like, most
+        self._ranks, self._like, self._most = ranks, like, most
         self._alone = size * (size + 1) // 2 > most
-        mine = [] if self._alone else shared_out(placed, ranks)
+        mine = placed if self._alone else shared_out(placed, ranks)
         self.mine = Factored(mine, dim=dim, size=size, scale=scale, like=like)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self._alone:
-            return super().products(vectors)
-        return self._added(partial(self.mine.products, vectors), self.size, len(vectors))
+        return self._added(self.mine.products, vectors, self.size)
 
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self._alone:
-            return super().paired_products(vectors)
-        return self._added(partial(self.mine.paired_products, vectors), self.size // 2, len(vectors))
+        return self._added(self.mine.paired_products, vectors, self.size // 2)
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self.products(vectors)[1]
 
-    def _added(self, job: Callable[[], tuple[Tensor, Tensor]], size: int, vectors: int) -> tuple[Tensor, Tensor]:
-        """Every rank's ``job``, its share of a gram matrix ``[size, size]`` and of ``[vectors, size]`` products."""
+    def _added(
+        self, job: Callable[[Tensor], tuple[Tensor, Tensor]], vectors: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Every rank's ``job``, its share of a gram matrix ``[size, size]`` and of products with ``vectors``."""
+        if self._alone:
+            return job(vectors)
         error: Exception | None = None
         try:
-            gram, dots = shrinking(job)
+            gram, dots = shrinking(lambda: job(vectors))
         except Exception as raised:  # the others must hear of it, or wait forever
             error = raised
-            gram, dots = self._zeros(size, vectors)
+            gram, dots = self._zeros(size, len(vectors))
         upper = torch.triu_indices(size, size, device=gram.device).unbind()
         both = torch.cat([gram[upper], dots.flatten(), gram.new_tensor([float(error is not None)])])
         self._ranks.add(both)
         if error is not None:
             raise agreed(error)
         if both[-1]:
-            raise agreed(failed_on("another rank"))
+            raise failed_on("another rank")
         count = len(upper[0])
         gram = torch.zeros_like(gram)
         gram[upper] = both[:count]
@@ -67,13 +65,7 @@ class GlobalBatch(Factored):
     def select(self, rows: Tensor) -> GlobalBatch:
         placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
         return GlobalBatch(
-            placed,
-            ranks=self._ranks,
-            dim=self.dim,
-            size=len(rows),
-            scale=self.scale,
-            like=self._like,
-            most=self._most,
+            placed, ranks=self._ranks, dim=self.dim, size=len(rows), scale=self.scale, like=self._like, most=self._most
         )
 
     def linear_layer(self) -> None:

@@ -1,11 +1,14 @@
-"""One rank's share of an order: what it visits, and how its own count of draws relates to the common one."""
+"""One rank's share of an order: what it visits, and how its own count of draws relates to the common one.
+
+The order is dealt out like cards: position p of the epoch belongs to rank p mod W, so that ranks that draw batches of B
+examples each draw, together, the next W B positions. Or it is blocks of ``each`` positions that are dealt.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch.distributed as dist
@@ -13,14 +16,14 @@ from numpy.typing import NDArray
 
 from ordain.distributed.coordinator import RankCoordinator
 from ordain.distributed.ranks import ProcessRanks, Ranks, agree, heard
-from ordain.distributed.sharding import Positions, Tail, covered, dealt, own, visited
 from ordain.errors import InputError, StepError
-from ordain.orders.coordination import Coordinator, Standing
+from ordain.orders.arrangement import Arrangement
+from ordain.orders.cursor import Cursor
 from ordain.orders.view import View
 
 Mode = Literal["exact", "independent"]
-_MODES = ("exact", "independent")
-_TAILS = ("repeat", "drop", "uneven")
+Tail = Literal["repeat", "drop", "uneven"]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -44,35 +47,57 @@ class Distributed:
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("mode", self.mode, _MODES), ("tail", self.tail, _TAILS)):
-            if value not in allowed:
-                raise InputError(
-                    f"{name}={value!r}",
-                    expected=" or ".join(repr(one) for one in allowed),
-                    remedy="See docs/distributed.md.",
-                )
+        for name, value, kind in (("mode", self.mode, Mode), ("tail", self.tail, Tail)):
+            if value not in get_args(kind):
+                expected = " or ".join(map(repr, get_args(kind)))
+                raise InputError(f"{name}={value!r}", expected=expected, remedy="See docs/distributed.md.")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not self.timeout > 0:
             raise InputError(f"timeout={self.timeout!r}", expected="seconds > 0", remedy="600 is ten minutes.")
 
 
+def dealt(n: int, *, ranks: int, rank: int, each: int = 1, tail: Tail = "repeat") -> Positions:
+    """``[m]``: the positions that a rank visits, in order; those from ``n`` on stand for the first ones, once more.
+
+    ``"repeat"``: all ranks visit as many blocks, and some of them the first ones again, as torch's DistributedSampler
+    does. ``"drop"``: the last blocks that do not go round are visited by nobody in this epoch. ``"uneven"``: some
+    ranks visit one block less, which is for torch's ``Join``.
+
+    >>> dealt(5, ranks=2, rank=1).tolist(), dealt(5, ranks=2, rank=1, tail="uneven").tolist()
+    ([1, 3, 5], [1, 3])
+    """
+    blocks = -(-n // each)
+    rounds, rest = divmod(blocks, ranks)
+    if rest and (tail == "repeat" or (tail == "uneven" and rank < rest)):
+        rounds += 1
+    starts = (np.arange(rounds) * ranks + rank) * each
+    positions: Positions = (starts[:, None] + np.arange(each)).ravel()
+    # Where the last block is short, nothing stands at its missing positions, and the repeated blocks come behind it.
+    missing = blocks * each - n
+    kept = (positions < n) | (positions >= n + missing)
+    return np.where(positions < n, positions, positions - missing)[kept]
+
+
 class RankShare(View):
-    """A rank's share in an order of ``n`` examples; they are dealt in blocks of ``each``."""
+    """A rank's share in an order of ``n`` examples.
+
+    Attributes:
+        positions: the positions of an epoch that this rank visits, in order.
+    """
+
+    positions: Positions
 
     def __init__(self, n: int, *, ranks: Ranks, options: Distributed) -> None:
         super().__init__(n)
-        self.each = 1
         self._ranks, self._options = ranks, options
         self.rank, self.ranks = ranks.rank, ranks.size
         self._independent = options.mode == "independent"
         if self._independent:
             self.identity = {"rank": self.rank, "ranks": self.ranks}
+        self._deal(1)
 
-    @cached_property
-    def positions(self) -> Positions:
-        """The positions of an epoch that this rank visits, in order."""
-        if self._independent:
-            return np.arange(self.n)
-        return dealt(self.n, ranks=self.ranks, rank=self.rank, each=self.each, tail=self._options.tail)
+    def _deal(self, each: int) -> None:
+        self._each = each
+        self.positions = dealt(self.n, ranks=self.ranks, rank=self.rank, each=each, tail=self._options.tail)
 
     @property
     def length(self) -> int:
@@ -80,34 +105,31 @@ class RankShare(View):
 
     @property
     def sent(self) -> int:  # type: ignore[override]
-        """Bytes that this rank has sent for the order."""
         return self._ranks.sent
 
     def deal_units(self, group: int) -> None:
         if not self._independent:
-            self.each = group
-            self.__dict__.pop("positions", None)
+            self._deal(group)
 
     def indices(self, epoch: NDArray[np.int64]) -> NDArray[np.int64]:
-        return visited(epoch, self.positions)
+        return np.take(epoch, self.positions % len(epoch))
 
     def covered(self, drawn: int) -> int:
         if self._independent:
             return drawn
         if self._options.tail == "uneven" and drawn >= self.length:
             return self.n  # this rank may have one less than the others
-        return covered(self.n, drawn, ranks=self.ranks, each=self.each)
+        return min(self.n, -(-drawn // self._each) * self._each * self.ranks)
 
     def own(self, done: int) -> int:
-        return self.length if done >= self.n else own(self.positions, done)
+        return self.length if done >= self.n else int(np.searchsorted(self.positions, done))
 
     def shard(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self._independent:
             return members
-        shard = visited(members, dealt(len(members), ranks=self.ranks, rank=self.rank, tail=self._options.tail))
-        self.n = len(shard)
-        self.__dict__.pop("positions", None)
-        return shard
+        positions = dealt(len(members), ranks=self.ranks, rank=self.rank, tail=self._options.tail)
+        self.n, self.positions = len(positions), np.arange(len(positions))
+        return np.take(members, positions % len(members))
 
     def agree(self, **facts: Any) -> None:
         if self.ranks > 1:
@@ -116,10 +138,11 @@ class RankShare(View):
     def heard(self) -> AbstractContextManager[None]:
         return heard(self._ranks)
 
-    def coordinator(self, standing: Standing) -> Coordinator | None:
+    def coordinator(self, cursor: Cursor, arrangement: Arrangement, **options: Any) -> RankCoordinator | None:
         if self._independent:
             return None
-        return RankCoordinator(self, self._ranks, standing, group=self._options.group)
+        mine = {"positions": self.positions, "each": self._each, "group": self._options.group}
+        return RankCoordinator(self._ranks, cursor, arrangement, **mine, **options)
 
 
 class Unshared(View):
@@ -136,13 +159,7 @@ class Unshared(View):
 
 
 def view_for(n: int, distributed: Any) -> View:
-    """What this process visits of an order of ``n`` examples.
-
-    Args:
-        n: the number of examples.
-        distributed: ``"auto"`` (a share wherever torch.distributed is initialised), False, a mode, or
-            a :class:`Distributed`.
-    """
+    """What this process visits of an order of ``n`` examples; ``distributed`` as in :class:`~ordain.Order`."""
     if distributed is False:
         return View(n)
     if distributed == "auto":

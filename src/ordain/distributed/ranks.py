@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -64,13 +64,13 @@ class ProcessRanks:
         self._device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else None
 
     def gather(self, tensor: Tensor) -> Tensor:
-        there = tensor.contiguous() if self._device is None else tensor.contiguous().to(self._device)
+        there = tensor.contiguous().to(self._device or tensor.device)
         every = there.new_empty(self.size, *there.shape)
         self._called(lambda: dist.all_gather(list(every.unbind()), there, group=self._group), there)
         return every.to(tensor.device)
 
     def add(self, tensor: Tensor) -> None:
-        there = tensor if self._device is None else tensor.to(self._device)
+        there = tensor.to(self._device or tensor.device)
         self._called(lambda: dist.all_reduce(there, group=self._group), there)
         if there is not tensor:
             tensor.copy_(there)
@@ -98,9 +98,14 @@ def agreed(error: Raised) -> Raised:
     return error
 
 
+def disagreed(came: str, *, expected: str, remedy: str) -> RanksError:
+    """An error that every rank raises, since all have heard the same."""
+    return agreed(RanksError(came, expected=expected, remedy=remedy))
+
+
 def failed_on(rank: object) -> RanksError:
     """What the ranks raise that were all right themselves."""
-    return RanksError(
+    return disagreed(
         f"an error in order.step() on {rank}",
         expected="a step of every rank",
         remedy="Its own message, in that rank's log, says what was wrong.",
@@ -129,7 +134,7 @@ def heard(ranks: Ranks) -> Iterator[None]:
 
 
 def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
-    """Raise on every rank, with all values named, if the ranks do not have the same facts."""
+    """See :meth:`ordain.orders.view.View.agree`."""
     told = json.dumps(facts, sort_keys=True, default=str)
     digests = ranks.gather(torch.tensor(zlib.crc32(told.encode())))
     if len(set(digests.tolist())) == 1:
@@ -138,16 +143,13 @@ def agree(ranks: Ranks, facts: dict[str, Any]) -> None:
     for name in sorted({name for one in every for name in one}, key=lambda name: (name != _ERROR, name)):
         values = [str(one.get(name)) for one in every]
         if len(set(values)) > 1:
+            shown = [f"{value[:160]} on rank {rank}" for rank, value in enumerate(values[:8])]
+            more = f", and {len(values) - 8} more" if len(values) > 8 else ""
             raise RanksError(
-                f"ranks with different {name}: " + _listed(values),
+                f"ranks with different {name}: {', '.join(shown)}{more}",
                 expected=f"the same {name} on every rank",
                 remedy="Build the order with the same arguments, from the same data and model, on every rank.",
             )
-
-
-def _listed(values: Sequence[str]) -> str:
-    shown = [f"{value[:160]} on rank {rank}" for rank, value in enumerate(values[:8])]
-    return ", ".join(shown) + (f", and {len(values) - 8} more" if len(values) > 8 else "")
 
 
 def _short(error: BaseException) -> str:

@@ -16,8 +16,8 @@ from ordain.errors import StateError
 from ordain.orders import Order
 
 
-def stateful(order: Order) -> Stateful:
-    """What torch.distributed.checkpoint saves of an order, and loads into one.
+class Stateful:
+    """What torch.distributed.checkpoint saves of an order, and loads into one; ``ordain.distributed.stateful``.
 
     Write ``dcp.save({"order": stateful(order)}, ...)`` and ``dcp.load({"order": stateful(order)}, ...)``.
     Then call ``order.resume()`` on every rank, as after any other load.
@@ -29,11 +29,6 @@ def stateful(order: Order) -> Stateful:
     >>> other.resume(), next(iter(other.sampler)) == int(order.history(0)[2])
     (0, True)
     """
-    return Stateful(order)
-
-
-class Stateful:
-    """See :func:`stateful`. What torch.distributed.checkpoint asks of whatever it saves."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -61,3 +56,6 @@ class Stateful:
                 remedy="Save and load with torch.distributed.checkpoint and the same adapter.",
             ) from error
         self._order.load_state_dict(state)
+
+
+stateful = Stateful  # what it is called where it is used, like a function

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.kernels.compiling import compile_loop
-from ordain.kernels.signs import FAILED, UNSURE, decide
+from ordain.kernels.signs import FAILED, UNSURE, compile_loop, decide
 
 
 @compile_loop

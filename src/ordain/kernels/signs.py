@@ -9,17 +9,29 @@ balancer's own (the walk's running bound on |z|; kernel halving's sigma^2).
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ordain.kernels.compiling import compile_loop
-
+Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
+Sup = Callable[[NDArray[np.int8]], float] | None  # |s|_inf after these signs
 
 RULES = DETERMINISTIC, WALK, HALVING = 0, 1, 2  # the rules that decide() knows
 FAILED, UNSURE = 0, 2  # what decide() may answer besides +1 and -1
+# Sums may be reassociated (that is what lets them use SIMD); NaN and infinity keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz"}
+
+
+def compile_loop(function: Function) -> Function:
+    """Compile at the first call, and keep the result on disk where that is possible."""
+    try:
+        return cast("Function", numba.njit(cache=True, fastmath=_FASTMATH)(function))
+    except RuntimeError:  # no folder that the cache may be written to
+        return cast("Function", numba.njit(fastmath=_FASTMATH)(function))
 
 
 @compile_loop
@@ -85,6 +97,25 @@ def gram_signs(
         for j in range(t + 1, size):
             dots[j] += sign * gram[t, j]
     return size
+
+
+def batch_signs(
+    kind: int, dots: Floats, gram: Floats, u: Floats | None, state: Floats, param: float, fallback: bool, sup: Sup
+) -> tuple[NDArray[np.int8], int]:
+    """:func:`gram_signs` of the whole batch, with |s|_inf asked of ``sup`` where it must be known.
+
+    Returns the signs and, if they are not all found, a number below 0: -1 - t where vector t failed.
+    """
+    size = len(dots)
+    dots, gram = np.array(dots, dtype=np.float64), np.ascontiguousarray(gram, dtype=np.float64)
+    u = np.zeros(size) if u is None else u
+    signs = np.zeros(size, dtype=np.int8)
+    done, bound = 0, -1.0
+    while 0 <= done < size:
+        done = gram_signs(kind, dots, gram, done, bound, u, state, param, fallback, signs)
+        if 0 <= done < size:
+            bound = sup(signs[:done]) if sup else math.inf
+    return signs, done
 
 
 @compile_loop

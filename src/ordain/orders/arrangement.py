@@ -30,28 +30,25 @@ class Arrangement:
         units: what is ordered.
         log: builds the log of past epochs.
         learns: in which epochs the order is learned from.
-        short_last: keep a unit that is smaller than the others last, where a loader has its short batch.
+        whole_units: gradients are of whole units. One that is smaller than the others is kept last, where a loader has
+            its short batch.
 
     Attributes:
         units: as above.
+        whole_units: as above.
         order: ``[count]``, the unit in each slot. Replaced and never changed: states share it.
         places: ``[count]`` int8, by slot: +1, -1, or a place in the middle.
         not_finite: how many examples had a gradient that is not finite, over all epochs.
     """
 
     def __init__(
-        self,
-        units: Units,
-        *,
-        log: Callable[[int, Settle], Log],
-        learns: Callable[[int], bool],
-        short_last: bool,
+        self, units: Units, *, log: Callable[[int, Settle], Log], learns: Callable[[int], bool], whole_units: bool
     ) -> None:
-        self.units = units
+        self.units, self.whole_units = units, whole_units
         self.order: Indices = np.arange(units.count)
         self.places = np.zeros(units.count, dtype=np.int8)
         self.not_finite = 0
-        self._learns, self._short_last = learns, short_last
+        self._learns = learns
         self._log = log(units.count, self.settle)
         self._origin = 0  # the first epoch that is known
         self._first: Indices = _IN_ORDER
@@ -60,7 +57,7 @@ class Arrangement:
 
     def settle(self, order: Indices) -> Indices:
         """Move the short unit to the end, if that is where it stays."""
-        if not self._short_last or not self.units.missing:
+        if not self.whole_units or not self.units.missing:
             return order
         last = self.units.count - 1
         return np.append(order[order != last], last)
@@ -78,15 +75,12 @@ class Arrangement:
     def slots_at(self, positions: Indices) -> Indices:
         """The slot of each position of this epoch."""
         group, missing = self.units.group, self.units.missing
-        if group == 1:
-            return positions
-        if not missing:
+        if not missing:  # so it is with single examples
             return positions // group
         if self._short[0] is not self.order:  # found once an epoch, not once a batch
             self._short = self.order, int(np.flatnonzero(self.order == self.units.count - 1)[0])
         behind = positions >= (self._short[1] + 1) * group - missing
-        slots: Indices = (positions + missing * behind) // group
-        return slots
+        return np.asarray((positions + missing * behind) // group)
 
     def slots_of(self, given: Any, *, count: int, drawn: int) -> Indices:
         """The slots of examples that are named by their index: ``count`` of them, among the first ``drawn``."""
@@ -167,10 +161,6 @@ class Arrangement:
         """The epoch was learned from: adopt the order that the places, or ``chosen``, give."""
         self.order = self._log.following(self.order, self.places, chosen)
         self.clear()
-
-    def replace(self, order: Indices) -> None:
-        """Visit this epoch in another order."""
-        self.order = self.settle(order)
 
     def clear(self) -> None:
         """Nothing is decided."""

@@ -7,12 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch.distributed.algorithms.join import Joinable
 
 from ordain.gradients import Collected, Gradients
-from ordain.orders.arrangement import Arrangement
-from ordain.orders.cursor import Cursor
 from ordain.orders.units import Indices
 
 Collect = Callable[[], Sequence[Collected | int]]  # a number stands for so many examples that are passed over
@@ -35,25 +32,6 @@ class Observed:
     passed: Indices
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The parts of an order that ranks must agree on.
-
-    Attributes:
-        cursor: where the epoch stands.
-        arrangement: this epoch's order.
-        whole_units: whether a row of gradients stands for a whole unit.
-        device: where gradients live, for a rank that has none.
-        marks: numbers by which two states of the same epoch are told apart.
-    """
-
-    cursor: Cursor
-    arrangement: Arrangement
-    whole_units: bool
-    device: torch.device
-    marks: Callable[[], Indices]
-
-
 class Coordinator(Protocol):
     """Brings together what the ranks observe in a step."""
 
@@ -68,5 +46,5 @@ class Coordinator(Protocol):
     def loaded(self) -> None:
         """A state was loaded: the next meeting makes sure that all ranks have it."""
 
-    def joinable(self, step: Callable[[], None], device: torch.device) -> Joinable:
+    def joinable(self, step: Callable[[], None]) -> Joinable:
         """For torch's ``Join``: ``step`` is called while other ranks have batches."""

@@ -7,40 +7,25 @@ first draw: not at exhaustion (prefetching exhausts early) and not when an itera
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
-
-import numpy as np
 
 from ordain.errors import InputError, StateError, StepError
 from ordain.orders.saved_state import State, check_count
 from ordain.orders.units import Indices
 from ordain.orders.view import View
-from ordain.sampler import Pass
 
 _MOST_EPOCHS = 10**7  # of a saved state: its log is counted epoch by epoch
 
 
-class Route(NamedTuple):
-    """What a cursor asks of its order.
-
-    Attributes:
-        start: called before the first draw of a pass.
-        indices: the examples of the present epoch, in order.
-        advance: adopt the next epoch's order, with the number of the next epoch.
-        observed: how many examples of the epoch were observed, from the front, where indices said which; None if that
-            cannot be told.
-        unused: called when a whole pass was drawn and nothing observed.
-    """
-
-    start: Callable[[], None]
-    indices: Callable[[], Indices]
-    advance: Callable[[int], None]
-    observed: Callable[[], int | None]
-    unused: Callable[[], None]
-
-
 class Cursor:
     """Where an epoch stands.
+
+    Args:
+        view: which part of an epoch this process visits.
+        indices: called when a pass begins: the examples of the present epoch, in order.
+        advance: adopts the order of the next epoch, whose number it is given.
+        observed: how many examples of the epoch were observed, from the front, where indices said which; None if that
+            cannot be told. None itself for an order that does not learn.
+        unused: called when a whole pass was drawn and nothing observed.
 
     Attributes:
         epoch: the epoch being visited.
@@ -51,8 +36,16 @@ class Cursor:
         out_of_turn: whether observations of this epoch have named their examples.
     """
 
-    def __init__(self, view: View, route: Route, *, learns: bool) -> None:
-        self.view, self._route, self._learns = view, route, learns
+    def __init__(
+        self,
+        view: View,
+        *,
+        indices: Callable[[], Indices],
+        advance: Callable[[int], None],
+        observed: Callable[[], int | None] | None,
+        unused: Callable[[], None],
+    ) -> None:
+        self.view, self._indices, self._advance, self._observed, self._unused = view, indices, advance, observed, unused
         self.epoch = self.taken = self.ticket = 0
         self.touched = self.uncounted = self.out_of_turn = False
         self._resuming = False
@@ -63,15 +56,14 @@ class Cursor:
 
     @property
     def length(self) -> int:
-        """How many indices this process draws in an epoch."""
         return self.view.length
 
     @property
     def drawn(self) -> int:
         """How many of the epoch's examples have been drawn."""
-        if not self.view.ranks or self.position == self._drawn_at:
-            return self.position if not self.view.ranks else self._drawn
-        return self.view.covered(self.position)
+        if not self.view.ranks:
+            return self.position
+        return self._drawn if self.position == self._drawn_at else self.view.covered(self.position)
 
     def _set_drawn(self, drawn: int) -> None:
         self._drawn = drawn
@@ -79,10 +71,8 @@ class Cursor:
 
     # --- for the sampler --------------------------------------------------------------------------
 
-    def begin(self, *, out_of_order: bool) -> Pass:
-        """A new iterator draws its first index."""
+    def begin(self, *, out_of_order: bool) -> tuple[int, Indices, int]:
         self.view.check_draw()
-        self._route.start()
         if self._resuming:
             self._resuming = False
         elif self.drawn or self.touched:
@@ -91,11 +81,11 @@ class Cursor:
             self.rewind()
         self.ticket += 1
         self._out_of_order = out_of_order
-        return Pass(self.ticket, self.view.indices(self._route.indices()), self.view.own(self.drawn))
+        return self.ticket, self.view.indices(self._indices()), self.view.own(self.drawn)
 
     def advance(self) -> None:
         """Adopt the next epoch's order."""
-        self._route.advance(self.epoch + 1)
+        self._advance(self.epoch + 1)
         self.epoch += 1
         self.touched = self.out_of_turn = False
 
@@ -113,9 +103,10 @@ class Cursor:
 
     def _is_over(self) -> bool:
         """Does a second pass begin the next epoch, or was the first only a look at the data?"""
-        if self._learns and not self.touched and self.drawn == self.view.n:
-            self._route.unused()
-        if self.touched or self._learns or self._stepped:
+        learns = self._observed is not None
+        if learns and not self.touched and self.drawn == self.view.n:
+            self._unused()
+        if self.touched or learns or self._stepped:
             return self.touched
         look = self._is_look()
         self._peeked = True
@@ -127,7 +118,6 @@ class Cursor:
         return self.epoch == 0 and self.drawn < self.view.n and not self._peeked
 
     def go_on(self, epoch: int, drawn: int) -> None:
-        """Like :meth:`resume`, for the position that a loader has saved."""
         known, drawn = self.progress(), self.view.covered(drawn)
         # The last, short batch that a loader drops is drawn and never observed.
         if epoch != self.epoch or (known is not None and drawn not in (known, self.view.n)):
@@ -144,14 +134,9 @@ class Cursor:
 
     def progress(self) -> int | None:
         """How many of this epoch's examples are done, from the front; None if that cannot be known."""
-        if self.out_of_turn:
-            return self._route.observed()
+        if self.out_of_turn and self._observed is not None:
+            return self._observed()
         return None if self.uncounted else self.taken
-
-    def waiting(self, count: int) -> Indices:
-        """The positions of the next ``count`` examples, which must have been drawn and not observed."""
-        self.check_drawn(count)
-        return np.arange(self.taken, self.taken + count)
 
     def check_drawn(self, count: int, waiting: int | None = None) -> None:
         """Raise unless so many drawn examples wait to be observed, and arrive in the order drawn."""
@@ -196,8 +181,7 @@ class Cursor:
 
     def resume(self, done: int | None) -> int:
         """The next pass continues after ``done`` examples; returns the epoch that it visits."""
-        if done is None:
-            done = self.progress()
+        done = self.progress() if done is None else done
         if done is None:
             raise StateError(
                 "resume() of an order that cannot tell how much of its epoch is done (it sees no gradients, or saw "
@@ -229,7 +213,7 @@ class Cursor:
             "touched": self.touched,
             "uncounted": self.uncounted,
         }
-        if self._learns:
+        if self._observed is not None:
             return state | {"out_of_turn": self.out_of_turn}
         if self.drawn > 0 and not self._stepped:  # nobody calls step(): the position is all there is
             state |= {"taken": 0, "touched": self.touched or not self._is_look(), "uncounted": True, "peeked": True}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from torch import nn
 
 from ordain.balancing import Balancer, BalanceState, Decision, Deterministic, balance, check_balancer
-from ordain.balancing.step import ASIDE
 from ordain.errors import GradientError, InputError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import shrinking
@@ -112,11 +110,7 @@ class BalancingLearner:
         if not whole_units and self._arrangement.units.group > 1:
             sizes = self._arrangement.sizes(slots)
         decision = shrinking(partial(self._balance, batch, slots, sizes, epoch))
-        lost = self.abandoned() if self._abandoned else None
-        if lost is None:
-            return decision
-        places = np.append(decision.places, np.full(len(lost), ASIDE, dtype=np.int8))
-        return Decision(np.append(decision.slots, lost), places, decision.not_finite)
+        return decision.with_aside(self.abandoned(), decision.not_finite) if self._abandoned else decision
 
     def _balance(self, batch: Gradients, slots: Indices, sizes: Indices | None, epoch: int) -> Decision:
         try:

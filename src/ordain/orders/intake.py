@@ -13,22 +13,19 @@ class Intake:
     """Checks and sketches.
 
     Args:
-        dim: the length of the gradients, if a model is watched; None: that of the first ones.
+        given: the length of the gradients that come, if a model is watched; None: that of the first ones.
         sketch: what is applied to them; None: nothing.
-        source: where they come from. Parameters are laid out differently in gradients from elsewhere, and so are
-            sketches.
     """
 
-    def __init__(self, *, dim: int | None, sketch: Sketch | None, source: str) -> None:
-        self._given = dim  # the length of the gradients that come
-        self._fixed = dim is not None
-        self._sketch, self._source = sketch, source
-        self._coming: int | None = dim
+    def __init__(self, given: int | None, sketch: Sketch | None) -> None:
+        self.sketch = sketch
+        self._given = self._coming = given
+        self._fixed = given is not None
 
     @property
     def dim(self) -> int | None:
         """The length of what is ordered by."""
-        return self._given if self._sketch is None else self._sketch.k
+        return self._given if self.sketch is None else self.sketch.k
 
     def take(self, batch: Gradients) -> Gradients:
         """The batch as it is learned from."""
@@ -39,31 +36,20 @@ class Intake:
                 remedy="Pass the same parameters, in the same order, every time.",
             )
         self._coming = batch.dim
-        sketch = self._sketch
+        sketch = self.sketch
         return batch if sketch is None else shrinking(lambda: sketch(batch))
 
     def confirm(self) -> None:
         """The last batch was learned from: those that follow must be of its length."""
         self._given = self._coming
 
-    def identity(self) -> State:
-        """What must agree for a saved state to be loaded."""
-        return {} if self._sketch is None else {"sketch": f"{self._sketch.k} of {self._source}"}
-
     def save(self) -> State:
         """The lengths."""
-        return {"dim": self.dim, **({} if self._sketch is None else {"given_dim": self._given})}
+        return {"dim": self.dim} if self.sketch is None else {"dim": self.dim, "given_dim": self._given}
 
     def check(self, state: State) -> None:
         """Raise if the lengths are not these."""
-        if self._sketch is None and state.get("sketch") is not None:
-            raise StateError(
-                f"a state with sketch={state['sketch']!r}",
-                expected="a state of an order without sketches",
-                remedy="Build the order with the arguments it was saved under.",
-            )
-        mine = {"dim": self.dim, **({} if self._sketch is None else {"given_dim": self._given})}
-        for name, length in mine.items():
+        for name, length in self.save().items():
             saved = state[name]
             if saved is not None and (type(saved) is not int or saved < 1):
                 raise broken(name, repr(saved), "the length of a gradient")
@@ -77,4 +63,4 @@ class Intake:
     def load(self, state: State) -> None:
         """Go back to a state that has passed :meth:`check`."""
         if not self._fixed:
-            self._given = self._coming = state["dim"] if self._sketch is None else state["given_dim"]
+            self._given = self._coming = state["dim"] if self.sketch is None else state["given_dim"]

@@ -70,12 +70,7 @@ class Herding(Order):
 class Greedy(Order):
     """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory an epoch.
 
-    Args:
-        model: as in :class:`~ordain.GraB`.
-        n: as in :class:`~ordain.GraB`.
-        memory_limit: as in :class:`Herding`.
-        fresh: as in :class:`Herding`.
-        **options: as in :class:`Herding`.
+    The arguments are those of :class:`Herding`, without ``routine``.
     """
 
     def __init__(
@@ -138,8 +133,7 @@ class HerdingLearner:
         np.add.at(self._counts, slots, counts)
         # Seen: a place other than UNSEEN. There are no signs here.
         seen = slots if self._arrangement.units.group == 1 else slots[:0]
-        places = np.concatenate([np.ones(len(seen)), np.full(len(lost), ASIDE)]).astype(np.int8)
-        return Decision(np.concatenate([seen, lost]), places, bad)
+        return Decision(seen, np.ones(len(seen), dtype=np.int8)).with_aside(lost, bad)
 
     def choose(self) -> Indices:
         return self._arrangement.order if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
@@ -191,7 +185,7 @@ class HerdingLearner:
         self._rehearsing = True
         try:
             yield
-            self._arrangement.replace(self._herded())
+            self._arrangement.order = self._arrangement.settle(self._herded())
         finally:
             self._rehearsing = False
             self.next_epoch()
@@ -229,7 +223,7 @@ class HerdingLearner:
     def check(self, state: State) -> None:
         units = len(self._counts)
         if len(state["counts"]) != units:
-            raise broken("counts", f"{len(state['counts'])} numbers", f"{units}")
+            raise broken("counts", f"{len(state['counts'])} numbers", str(units))
         check_vectors("stored", state["stored"], (units, state["dim"]))
 
     def load(self, state: State) -> list[int]:

@@ -18,8 +18,8 @@ from ordain.errors import InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
 from ordain.gradients.sources import source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.coordination import Collect, Coordinator, Observed, Standing
-from ordain.orders.cursor import Cursor, Route
+from ordain.orders.coordination import Collect, Coordinator, Observed
+from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
 from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
@@ -60,6 +60,13 @@ class Order:
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
         sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
+
+    Attributes:
+        n: as above, in this process's shard if ranks are independent.
+        group: as above.
+        seed: as above.
+        sampler: for ``DataLoader(..., sampler=order.sampler)``.
+        device: where the vectors of the order live.
     """
 
     def __init__(
@@ -94,71 +101,65 @@ class Order:
         self._arrange: Arrange | None = arrange
         self._learns = learner is not None
         self._learning = self._learns and self._schedule.learns(0)  # in the present epoch
-        self._extra = dict(identity or {})
+        extra = dict(identity or {})
         if learner is not None:
-            self._extra |= learner.identity() | {"schedule": repr(self._schedule)}
+            extra |= learner.identity() | {"schedule": repr(self._schedule)}
         self._view.agree(order=type(self).__name__, n=self.n, seed=self.seed, group=self.group)
-        self._view.agree(**self._extra)
+        self._view.agree(**extra)
         first = _rng.permutation(self.n, seed=self.seed) if members is None else members
         self._units = Units(self._view.shard(first), group=self.group)
         self.n = self._units.n
+        # What must agree for a saved state to be loaded.
+        self._identity = {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
+        self._identity |= self._view.identity | extra
         self._source: Source | None = None
         self._detached = False
-        self._device = torch.device("cpu")
-        if model is not None and learner is not None:
-            self._source = self._watching(
-                model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
-            )
-        route = Route(self._start, self._indices, self._advance, self._observed, self._unused)
-        self._cursor = Cursor(self._view, route, learns=learner is not None)
-        self._sampler: Sampler[int] = OrderSampler(self._cursor, order=repr(self))
+        self.device = torch.device("cpu")
+        self._cursor = Cursor(
+            self._view,
+            indices=self._indices,
+            advance=self._advance,
+            observed=self._observed if self._learns else None,
+            unused=self._unused,
+        )
+        self.sampler: Sampler[int] = OrderSampler(self._cursor, order=repr(self))
         if self._view.ranks:
             rank, ranks = self._view.rank, self._view.ranks
-            self._sampler = RankSampler(self._cursor, order=repr(self), n=self.n, rank=rank, ranks=ranks)
+            self.sampler = RankSampler(self._cursor, order=repr(self), n=self.n, rank=rank, ranks=ranks)
         if learner is not None:
             try:
-                self._learner = learner
-                self._begin(learner, None if sketch is None else Sketch(sketch, seed=self.seed))
+                if model is not None:
+                    model = model.module if isinstance(model, DistributedDataParallel) else model
+                    with self._view.heard():
+                        self._source = source_for(
+                            model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
+                        )
+                    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+                    self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
+                self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
             except BaseException:
                 self.detach()
                 raise
 
-    def _watching(self, model: nn.Module, gradients: str | Callable[..., Source], **options: Any) -> Source:
-        """The source of gradients; ranks hear of it if one cannot build it."""
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        with self._view.heard():
-            source = source_for(model, gradients, **options)
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        self._view.agree(**{"length of gradients": source.dim, "parameters of the model": shapes})
-        return source
-
-    def _begin(self, learner: Learner, sketch: Sketch | None) -> None:
-        source, self._sketches = self._source, sketch is not None
-        self._fixed = source is not None  # gradients of a model are all of one length
+    def _begin(self, learner: Learner, source: Source | None, sketch: Sketch | None) -> None:
+        self._learner = learner
+        self._intake = Intake(None if source is None else source.dim, sketch)
+        if sketch is not None:  # parameters are laid out differently in gradients from elsewhere
+            self._identity["sketch"] = f"{sketch.k} of {'observe' if source is None else source.name}"
         whole_units = source is not None and source.whole_units
-        self._intake = Intake(
-            dim=None if source is None else source.dim,
-            sketch=sketch,
-            source="observe" if source is None else source.name,
-        )
         self._arrangement = Arrangement(
-            self._units, log=learner.log, learns=self._schedule.learns, short_last=whole_units
+            self._units, log=learner.log, learns=self._schedule.learns, whole_units=whole_units
         )
         learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
-        device = torch.device("cpu") if source is None else source.like.device
-        self._whole_units, self._device = whole_units, device
+        if source is not None:
+            self.device = source.like.device
         if whole_units:
             self._view.deal_units(self.group)
-        standing = Standing(self._cursor, self._arrangement, whole_units, device, learner.marks)
-        self._ranks: Coordinator | None = self._view.coordinator(standing)
+        self._ranks: Coordinator | None = self._view.coordinator(
+            self._cursor, self._arrangement, device=self.device, marks=learner.marks
+        )
 
     # --- what a user sees -------------------------------------------------------------------------
-
-    @property
-    def sampler(self) -> Sampler[int]:
-        """For ``DataLoader(..., sampler=order.sampler)``."""
-        return self._sampler
 
     @property
     def epoch(self) -> int:
@@ -169,11 +170,6 @@ class Order:
     def sent_bytes(self) -> int:
         """How many bytes this rank has sent to the others for the order; 0 where there are none."""
         return self._view.sent
-
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors of the order live."""
-        return self._device
 
     @property
     def set_aside(self) -> int:
@@ -189,7 +185,7 @@ class Order:
                 expected="an order made inside torch.distributed",
                 remedy="Call init_process_group() before making the order.",
             )
-        return self._ranks.joinable(self._accompany, self._device)
+        return self._ranks.joinable(self._accompany)
 
     def step(self) -> None:
         """Call once after each ``loss.backward()``."""
@@ -269,7 +265,7 @@ class Order:
                 an order that loads it begins its balancing again in mid-epoch: see docs/reliability.md.
             history: with what ``history(epoch)`` of past epochs needs.
         """
-        state = {"version": STATE_VERSION, **self._identity(), **self._cursor.save()}
+        state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
             return state
         return (
@@ -282,16 +278,15 @@ class Order:
     def load_state_dict(self, state: State) -> None:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
         state = converted(state)
-        check_identity(state, self._identity())
+        check_identity(state, self._identity | {"sketch": self._identity.get("sketch")})
         check_fields(state, self.state_dict(vectors=False, history=False))
         self._cursor.check(state)
-        if not self._learns:
-            self._cursor.load(state)
-            return
-        for part in (self._arrangement, self._intake, self._learner):
+        for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
+        self._cursor.load(state)
+        if not self._learns:
+            return
         with undisturbed():
-            self._cursor.load(state)
             self._arrangement.load(state)
             self._intake.load(state)
             self._arrangement.set_aside(self._learner.load(state))
@@ -321,7 +316,7 @@ class Order:
                 if isinstance(batch, int):
                     self._learn(Observed(size, None, rows[:0], rows), slots)
                 elif size:
-                    if self._whole_units:
+                    if self._arrangement.whole_units:
                         self._arrangement.check_unit(np.unique(slots), size)
                     self._learn(Observed(size, batch.gradients, rows, rows[:0]), slots, named=indices is not None)
 
@@ -333,20 +328,20 @@ class Order:
             self._learner.skip(slots[observed.passed])
         if observed.gradients is not None:
             batch, slots = observed.gradients, slots[observed.rows]
-            if self._whole_units:
+            if whole := arrangement.whole_units:
                 slots = np.unique(slots)
             if self.group > 1:  # without the rest of units that were set aside
                 batch, slots = arrangement.live(batch, slots)
             if len(slots):
                 try:
-                    decision = self._learner.learn(batch, slots, whole_units=self._whole_units, epoch=cursor.epoch)
+                    decision = self._learner.learn(batch, slots, whole_units=whole, epoch=cursor.epoch)
                 except BaseException:
                     arrangement.set_aside(self._learner.abandoned())
                     raise
                 arrangement.places[decision.slots] = decision.places
                 if decision.not_finite:
                     arrangement.note_not_finite(decision.not_finite, cursor.epoch)
-            if not self._fixed:
+            if self._source is None:  # gradients of a model are all of one length
                 self._intake.confirm()
         cursor.take(observed.count, named=named)
 
@@ -359,7 +354,8 @@ class Order:
             unseen = arrangement.unseen(cursor.drawn)
             cursor.check_drawn(count, len(unseen))
             return unseen[:count]
-        positions = cursor.waiting(count)
+        cursor.check_drawn(count)
+        positions = np.arange(cursor.taken, cursor.taken + count)
         return positions if self.group == 1 else arrangement.slots_at(positions)
 
     def _collected(self) -> list[Collected]:
@@ -378,7 +374,7 @@ class Order:
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
-        if not self._sketches:
+        if self._intake.sketch is None:
             return batches
         return [Collected(self._intake.take(batch.gradients), batch.examples) for batch in batches]
 
@@ -393,11 +389,9 @@ class Order:
 
     # --- what the cursor asks ---------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _indices(self) -> Indices:
         if self._source is not None:
             self._source.drop()  # gradients that no step() took belong to draws that are over
-
-    def _indices(self) -> Indices:
         return self._units.expand(self._arranged(self.epoch)) if not self._learns else self._arrangement.indices()
 
     def _arranged(self, epoch: int) -> Indices:
@@ -440,18 +434,6 @@ class Order:
             f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
             "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
         )
-
-    def _identity(self) -> dict[str, Any]:
-        """What must agree for a saved state to be loaded."""
-        return {
-            "order": type(self).__name__,
-            "n": self.n,
-            "group": self.group,
-            "seed": self.seed,
-            **self._view.identity,
-            **self._extra,
-            **(self._intake.identity() if self._learns else {}),
-        }
 
 
 def undisturbed() -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -37,13 +38,6 @@ def _oblivious(order: type) -> Callable[..., Order]:
     return build
 
 
-def _with(order: Callable[..., Order], **fixed: Any) -> Callable[..., Order]:
-    def build(model: nn.Module | None, n: Any, *, seed: int = 0, **options: Any) -> Order:
-        return order(model, n, seed=seed, **fixed, **options)
-
-    return build
-
-
 ORDERS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -51,12 +45,12 @@ ORDERS: dict[str, Recipe] = {
         Recipe("so", "shuffle once", _oblivious(ShuffleOnce)),
         Recipe("flipflop", "FlipFlop", _oblivious(FlipFlop)),
         Recipe("replacement", "with replacement", _oblivious(WithReplacement), is_permutation=False),
-        Recipe("greedy", "greedy", _with(Greedy)),
-        Recipe("herding", "offline herding", _with(Herding)),
-        Recipe("grab", "GraB", _with(GraB)),
-        Recipe("grab-pair", "GraB, pairs", _with(GraB, centering="pair")),
-        Recipe("grab-walk", "GraB, walk", _with(GraB, balancer=SelfBalancingWalk(c=5.0))),
-        Recipe("grab-halving", "GraB, kernel halving", _with(GraB, centering="pair", balancer=KernelHalving())),
-        Recipe("grab-1step", "1-step GraB", _with(GraB, schedule=Until(1))),
+        Recipe("greedy", "greedy", Greedy),
+        Recipe("herding", "offline herding", Herding),
+        Recipe("grab", "GraB", GraB),
+        Recipe("grab-pair", "GraB, pairs", partial(GraB, centering="pair")),
+        Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
+        Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
+        Recipe("grab-1step", "1-step GraB", partial(GraB, schedule=Until(1))),
     )
 }

@@ -20,12 +20,9 @@ _OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None un
 
 def converted(state: Any) -> Any:
     """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
-    if not isinstance(state, dict) or type(state.get("version")) is not int:
-        return state
-    if state["version"] == 1:
-        state = _from_1(state)
-    if state["version"] == 2:
-        state = _from_2(state)
+    for version, convert in ((1, _from_1), (2, _from_2)):
+        if isinstance(state, dict) and type(state.get("version")) is int and state["version"] == version:
+            state = convert(state)
     return state
 
 
@@ -58,8 +55,8 @@ def digest(permutation: NDArray[np.int64]) -> str:
 def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
     """The state must be of this version and of an order with the same arguments."""
     for name, value in {"version": STATE_VERSION, **mine}.items():
-        if not isinstance(state, dict) or type(state.get(name)) is not type(value) or state[name] != value:
-            saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+        saved = state.get(name) if isinstance(state, dict) else type(state).__name__
+        if not isinstance(state, dict) or type(saved) is not type(value) or saved != value:
             raise StateError(
                 f"a state with {name}={saved!r}",
                 expected=f"{name}={value!r}",

@@ -60,16 +60,15 @@ class View:
         """What raises in here raises on the other ranks too."""
         return nullcontext()
 
-    def coordinator(self, standing: Any) -> Any:
-        """A Coordinator of the ranks' steps, from a Standing (see coordination.py); None: nothing to coordinate."""
+    def coordinator(self, cursor: Any, arrangement: Any, **options: Any) -> Any:
+        """A Coordinator (see coordination.py) of the ranks' steps; None: nothing to coordinate.
+
+        Options are ``device``, where gradients live, for a rank that has none; and ``marks``, see :class:`Learner`.
+        """
         return None
 
 
-def _whole(n: int, distributed: Any) -> View:
-    return View(n)
-
-
-_views: list[Callable[[int, Any], View]] = [_whole]
+_views: list[Callable[[int, Any], View]] = [lambda n, distributed: View(n)]
 
 
 def register_views(build: Callable[[int, Any], View]) -> None:
