@@ -80,7 +80,8 @@ def gradient_error(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float:
     mean = grad(mean_loss)(weights).detach()
 
     def error(x: Tensor, y: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(grad(of_example)(weights, x, y).detach() - mean)
+        distance: Tensor = (grad(of_example)(weights, x, y).detach() - mean).norm()
+        return distance
 
     return float(vmap(error, chunk_size=max(1, _NUMBERS // len(weights)))(x, y).max())
 
