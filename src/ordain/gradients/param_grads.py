@@ -299,9 +299,10 @@ class OuterProduct(ParamGrads):
         else:  # all pairs of steps are [B T, B T] numbers: a few examples' rows of them at a time
             few = max(1, chunk_numbers() // max(1, self.size * self._steps**2))
             for lo in range(0, self.size, few):
-                rows = slice(lo * self._steps, (lo + few) * self._steps)
+                hi = min(lo + few, self.size)
+                rows = slice(lo * self._steps, hi * self._steps)
                 pairs = (a[rows] @ a.T).mul_(b[rows] @ b.T)
-                gram[lo : lo + few] += pairs.view(-1, self._steps, self.size, self._steps).sum(dim=(1, 3))
+                gram[lo:hi] += pairs.view(hi - lo, self._steps, self.size, self._steps).sum(dim=(1, 3))
         dots += self.dot(vectors)
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
