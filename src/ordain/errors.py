@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BalancingFailedError",
-    "FetchError",
-    "GradientError",
-    "InputError",
-    "MemoryLimitError",
-    "OrdainError",
-    "OrdainWarning",
-    "RanksError",
-    "StateError",
-    "StepError",
-    "UnsupportedModuleError",
-]
-
 
 class OrdainError(Exception):
     """Base of all errors that ordain raises on purpose.

@@ -8,8 +8,8 @@ in kind; they work on the CPU, read the input in place, and copy it only to chan
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -53,7 +53,7 @@ def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
         raise InputError(f"norm={norm!r}", expected="1, 2 or math.inf", remedy="Eq. 3 uses math.inf.")
     carry = np.zeros(rows.shape[1])
     norms = np.empty(len(rows))
-    for start, stop in _blocks(rows):
+    for start, stop in _blocks(*rows.shape):
         sums = np.cumsum(rows[sigma[start:stop]] - mean, axis=0)
         sums += carry
         norms[start:stop] = np.linalg.norm(sums, ord=norm, axis=1)
@@ -85,10 +85,10 @@ def balance(z: Array, *, balancer: Balancer | None = None, order: Any = None, se
     Raises:
         BalancingFailedError: the self-balancing walk left its bound.
     """
-    rows, _ = _read(z)
+    rows, mean = _read(z)
     sigma = _check_order(order, len(rows))
     check_balancer(balancer)
-    signs = _signs(rows, sigma, balancer or Deterministic(), centre=None, paired=False, seed=_rng.check_seed(seed))
+    signs = _signs(rows, sigma, balancer or Deterministic(), np.zeros_like(mean), seed=_rng.check_seed(seed))
     return _like(z, signs)
 
 
@@ -137,7 +137,7 @@ def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -
     n = len(rows)
     whole = n * n * 8 <= _GREEDY_GRAM_BYTES
     gram, squares = np.zeros((n, n) if whole else (0, 0)), np.zeros(n)
-    for start, stop in _blocks(rows.T):  # columns of z, so that no centred copy is made
+    for start, stop in _blocks(*rows.T.shape):  # columns of z, so that no centred copy is made
         part = rows[:, start:stop] - mean[start:stop]
         squares += np.square(part).sum(axis=1)
         if whole:
@@ -151,7 +151,7 @@ def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -
             growth += 2.0 * gram[chosen]
         else:
             row = rows[chosen] - mean
-            for start, stop in _blocks(rows):
+            for start, stop in _blocks(*rows.shape):
                 growth[start:stop] += 2.0 * ((rows[start:stop] - mean) @ row)
         growth[chosen] = math.inf
         if progress and (i + 1) % max(1, n // 200) == 0:
@@ -192,8 +192,7 @@ def herd(
     True
     """
     rows, mean = _read(z)
-    n = len(rows)
-    sigma = _check_order(order, n)
+    n, sigma = len(rows), _check_order(order, len(rows))
     check_balancer(balancer)
     balancer = balancer or Deterministic()
     seed = _rng.check_seed(seed)
@@ -201,130 +200,87 @@ def herd(
         raise InputError(f"rounds={rounds!r}", expected="an integer >= 0", remedy="Ten rounds are usually enough.")
     if centering not in ("mean", "pair"):
         raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is the paper's.")
-    paired = centering == "pair"
+    centre, count, number = (None, n // 2, 0) if centering == "pair" else (mean, n, 0)
+
+    def tell(done: int) -> None:
+        if progress:
+            progress(number * count + done, rounds * count)
 
     for number in range(rounds):
         for attempt in range(_WALK_ATTEMPTS):
+            stream = number * _WALK_ATTEMPTS + attempt
             try:
-                signs = _signs(
-                    rows,
-                    sigma,
-                    balancer,
-                    centre=None if paired else mean,
-                    paired=paired,
-                    seed=seed,
-                    stream=number * _WALK_ATTEMPTS + attempt,
-                    progress=progress and partial(_tell, progress, number, rounds, n // 2 if paired else n),
-                )
+                signs = _signs(rows, sigma, balancer, centre, seed=seed, stream=stream, tell=tell)
                 break
             except BalancingFailedError:
                 if attempt == _WALK_ATTEMPTS - 1:
                     raise
-        sigma = reorder(_place_pairs(signs, n) if paired else signs, sigma)
+        if centre is None:  # of pairs: an odd last vector gets 0
+            signs = np.append(np.stack([signs, -signs], axis=1), np.zeros(n % 2, dtype=np.int8))
+        sigma = rearranged(signs, sigma)
     return _like(z, sigma)
-
-
-def _tell(progress: Progress, number: int, rounds: int, count: int, done: int) -> None:
-    progress(number * count + done, rounds * count)
-
-
-def _place_pairs(signs: NDArray[np.int8], n: int) -> NDArray[np.int8]:
-    """Signs of pairs [n // 2] as signs of their members [n]; an odd last member gets 0."""
-    places = np.zeros(n, dtype=np.int8)
-    places[0 : n - n % 2 : 2] = signs
-    places[1::2] = -signs
-    return places
 
 
 def _signs(
     rows: NDArray[Any],
     sigma: NDArray[np.int64],
     balancer: Balancer,
-    *,
     centre: NDArray[np.float64] | None,
-    paired: bool,
+    *,
     seed: int,
     stream: int = 0,
-    progress: Callable[[int], None] | None = None,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> NDArray[np.int8]:
-    """One pass over the vectors, streamed: on the CPU this beats Gram blocks (``python -m benchmarks herd``)."""
-    d = rows.shape[1]
+    """Signs of the vectors minus ``centre`` or, where that is None, of the differences of consecutive ones.
+
+    One pass over the vectors, streamed: on the CPU this beats Gram blocks (``python -m benchmarks herd``).
+    """
+    d, paired = rows.shape[1], centre is None
     count = len(sigma) // 2 if paired else len(sigma)
-    centre = np.zeros(d) if centre is None else centre
+
+    def vectors(start: int, stop: int) -> NDArray[np.float64]:
+        chosen = sigma[2 * start : 2 * stop] if centre is None else sigma[start:stop]
+        z = rows[chosen].astype(np.float64)
+        return z[0::2] - z[1::2] if centre is None else z - centre
+
     state, s, row = balancer.start(), np.zeros(d), np.empty(d)
-    if type(balancer) is SelfBalancingWalk:
-        state[2] = _largest_norm(rows, sigma, centre, paired)  # all vectors are here: the bound is exact
+
+    def ask(z: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int8]:
+        def sup(signs: NDArray[Any]) -> float:
+            return float(np.abs(s + signs @ z[: len(signs)]).max())
+
+        found = balancer.signs(z @ s, z @ z.T, n=count, d=d, state=state, u=u, sup=sup, fallback=False)
+        return check_signs(found, len(z), balancer)
+
+    if type(balancer) is SelfBalancingWalk:  # all vectors are here: the bound is exact
+        squares = (np.square(vectors(*block)).sum(axis=1).max() for block in _blocks(count, d))
+        state[2] = math.sqrt(max(squares, default=0.0))
     rule = compiled_rule(balancer, n=count, d=d)
     signs = np.zeros(count, dtype=np.int8)
-    chunk = max(1, _BLOCK_NUMBERS // d) if rule else max(1, min(_GRAM_ROWS, _BLOCK_NUMBERS // d))
-    for start in range(0, count, chunk):
-        stop = min(start + chunk, count)
+    for start, stop in _blocks(count, d, most=count if rule else _GRAM_ROWS):
         u = np.zeros(stop - start)
         if balancer.random:
             u = _rng.uniforms(stop - start, seed=seed, stream=stream, start=start)
         if rule is not None:
             from ordain.kernels.signs import stream_signs
 
-            done = stream_signs(
-                rule[0], rows, sigma, start, stop, paired, centre, s, row, u, state, rule[1], signs[start:stop]
-            )
+            mean = np.zeros(d) if centre is None else centre
+            into = signs[start:stop]
+            done = stream_signs(rule[0], rows, sigma, start, stop, paired, mean, s, row, u, state, rule[1], into)
             if done < 0:
                 raise walk_failure(-1 - done, rule[1])
         else:
-            signs[start:stop] = _block_signs(rows, sigma, start, stop, balancer, centre, paired, s, u, state, count)
-        if progress:
-            progress(stop)
+            z = vectors(start, stop)
+            signs[start:stop] = ask(z, u)
+            s += signs[start:stop] @ z
+        tell(stop)
     return signs
 
 
-def _block_signs(
-    rows: NDArray[Any],
-    sigma: NDArray[np.int64],
-    start: int,
-    stop: int,
-    balancer: Balancer,
-    centre: NDArray[np.float64],
-    paired: bool,
-    s: NDArray[np.float64],
-    u: NDArray[np.float64],
-    state: NDArray[np.float64],
-    count: int,
-) -> NDArray[np.int8]:
-    """Signs of vectors ``start .. stop`` by the balancer's own ``signs()``; ``s`` is brought up to date."""
-    if paired:
-        z = rows[sigma[2 * start : 2 * stop : 2]].astype(np.float64) - rows[sigma[2 * start + 1 : 2 * stop : 2]]
-    else:
-        z = rows[sigma[start:stop]] - centre
-    found = balancer.signs(
-        z @ s,
-        z @ z.T,
-        n=count,
-        d=rows.shape[1],
-        state=state,
-        u=u,
-        sup=lambda signs: float(np.abs(s + signs @ z[: len(signs)]).max()),
-        fallback=False,
-    )
-    signs = check_signs(found, len(z), balancer)
-    s += signs @ z
-    return signs
-
-
-def _largest_norm(rows: NDArray[Any], sigma: NDArray[np.int64], centre: NDArray[np.float64], paired: bool) -> float:
-    largest = 0.0
-    sigma = sigma[: len(sigma) - len(sigma) % 2] if paired else sigma
-    for start, stop in _blocks(rows, even=True):
-        block = rows[sigma[start:stop]].astype(np.float64)
-        block = block[0::2] - block[1::2] if paired else block - centre
-        largest = max(largest, float(np.square(block).sum(axis=1).max(initial=0.0)))
-    return math.sqrt(largest)
-
-
-def _blocks(rows: NDArray[Any], *, even: bool = False) -> Iterator[tuple[int, int]]:
-    size = max(2 if even else 1, _BLOCK_NUMBERS // rows.shape[1])
-    size -= size % 2 if even else 0
-    for start in range(0, len(rows), size):
-        yield start, min(start + size, len(rows))
+def _blocks(count: int, width: int, *, most: int = sys.maxsize) -> Iterator[tuple[int, int]]:
+    """Ranges of at most ``most`` of ``count`` vectors of ``width`` numbers."""
+    size = max(1, min(most, _BLOCK_NUMBERS // width))
+    return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -345,7 +301,7 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
         rows = rows.astype(np.float64)
     rows = np.ascontiguousarray(rows)
     total, largest = np.zeros(rows.shape[1]), 0.0
-    for start, stop in _blocks(rows):
+    for start, stop in _blocks(*rows.shape):
         with np.errstate(invalid="ignore", over="ignore"):
             total += rows[start:stop].sum(axis=0, dtype=np.float64)
         largest = max(largest, float(rows[start:stop].max()), -float(rows[start:stop].min()))
@@ -366,20 +322,13 @@ def _check_order(order: Any, n: int) -> NDArray[np.int64]:
     if order is None:
         return np.arange(n)
     sigma = np.asarray(order)
-    if sigma.shape != (n,) or sigma.dtype.kind not in "iu" or not _is_permutation(sigma):
+    if sigma.shape != (n,) or sigma.dtype.kind not in "iu" or (np.sort(sigma) != np.arange(n)).any():
         raise InputError(
             f"an order of shape {sigma.shape} and dtype {sigma.dtype}",
             expected=f"a permutation of range({n})",
             remedy="Each row must be named exactly once.",
         )
     return sigma.astype(np.int64)
-
-
-def _is_permutation(sigma: NDArray[Any]) -> bool:
-    n = len(sigma)
-    if n and (sigma.min() < 0 or sigma.max() >= n):
-        return False
-    return bool((np.bincount(sigma, minlength=n) == 1).all())
 
 
 def _like(example: Array, answer: NDArray[Any]) -> Array:

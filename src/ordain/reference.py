@@ -21,8 +21,7 @@ Rule = Callable[[Vector, Vector, float], "int | None"]
 
 def herding_objective(z: NDArray[Any], order: Sequence[int], norm: float = math.inf) -> float:
     """Eq. 3."""
-    mean = sum(z[i] for i in range(len(z))) / len(z)
-    total, worst = np.zeros(z.shape[1]), 0.0
+    mean, total, worst = z.sum(axis=0) / len(z), np.zeros(z.shape[1]), 0.0
     for i in order:
         total = total + (z[i] - mean)
         worst = max(worst, float(np.linalg.norm(total, ord=norm)))
@@ -31,8 +30,7 @@ def herding_objective(z: NDArray[Any], order: Sequence[int], norm: float = math.
 
 def greedy(z: NDArray[Any]) -> Order:
     """Algorithm 1."""
-    mean = z.sum(axis=0) / len(z)
-    z = z - mean
+    z = z - z.sum(axis=0) / len(z)
     s, candidates, order = np.zeros(z.shape[1]), list(range(len(z))), []
     for _ in range(len(z)):
         best = min(candidates, key=lambda j: float(np.linalg.norm(s + z[j])))
@@ -117,43 +115,43 @@ def herd(z: NDArray[Any], *, rounds: int = 10) -> Order:
 
 def herd_pairs(z: NDArray[Any], *, rounds: int = 10) -> Order:
     """The same on differences of consecutive vectors."""
-    order = list(range(len(z)))
+    book = PairGraB(range(len(z)), z.shape[1])
     for _ in range(rounds):
-        book = PairGraB(order, z.shape[1])
-        for i in order:
+        for i in book.sigma:
             book.see(z[i])
-        order = book.next_order()
-    return order
+        book.next_order()
+    return book.sigma
+
+
+def _online(rule: Rule, s: Vector, z: Vector, u: float) -> int:
+    """Where the rule fails there is nothing to restart: Algorithm 5 for this vector."""
+    sign = rule(s, z, u)
+    return deterministic(s, z) if sign is None else sign
 
 
 class GraB:
     """Algorithm 4's order, fed one gradient at a time (the optimizer step is the caller's)."""
 
     def __init__(self, order: Sequence[int], d: int, rule: Rule = deterministic) -> None:
-        self.sigma = list(order)
-        self.rule = rule
-        self.m = np.zeros(d)  # stale mean, m_1 = 0
-        self._begin(d)
+        self.sigma, self.rule = list(order), rule
+        self.m_next = np.zeros(d)  # stale mean, m_1 = 0
+        self._begin()
 
-    def _begin(self, d: int) -> None:
+    def _begin(self) -> None:
         n = len(self.sigma)
         self.l, self.r, self.t = 0, n - 1, 0
-        self.s, self.m_next = np.zeros(d), np.zeros(d)
+        self.m, self.s, self.m_next = self.m_next, np.zeros_like(self.m_next), np.zeros_like(self.m_next)
         self.sigma_next = [-1] * n
 
     def see(self, gradient: Vector, u: float = 0.0) -> int:
-        n = len(self.sigma)
         centred = gradient - self.m
-        self.m_next = self.m_next + gradient / n
-        sign = self.rule(self.s, centred, u)
-        if sign is None:  # online there is nothing to restart: Algorithm 5 for this vector
-            sign = deterministic(self.s, centred)
+        self.m_next = self.m_next + gradient / len(self.sigma)
+        sign = _online(self.rule, self.s, centred, u)
+        self.s = self.s + sign * centred
         if sign == +1:
-            self.s = self.s + centred
             self.sigma_next[self.l] = self.sigma[self.t]
             self.l += 1
         else:
-            self.s = self.s - centred
             self.sigma_next[self.r] = self.sigma[self.t]
             self.r -= 1
         self.t += 1
@@ -162,8 +160,8 @@ class GraB:
     def next_order(self) -> Order:
         """End the epoch: sigma_{k+1}."""
         assert self.t == len(self.sigma)
-        self.sigma, self.m = self.sigma_next, self.m_next
-        self._begin(len(self.s))
+        self.sigma = self.sigma_next
+        self._begin()
         return list(self.sigma)
 
 
@@ -171,16 +169,14 @@ class PairGraB:
     """Pair balancing: the sign of g_first - g_second decides which of the two goes to the front."""
 
     def __init__(self, order: Sequence[int], d: int, rule: Rule = deterministic) -> None:
-        self.sigma = list(order)
-        self.rule = rule
+        self.sigma, self.rule = list(order), rule
         self._begin(d)
 
     def _begin(self, d: int) -> None:
-        self.s = np.zeros(d)
+        self.s, self.t = np.zeros(d), 0
         self.front: Order = []
         self.back: Order = []
         self.waiting: Vector | None = None
-        self.t = 0
 
     def see(self, gradient: Vector, u: float = 0.0) -> None:
         if self.waiting is None:
@@ -188,9 +184,7 @@ class PairGraB:
         else:
             z = self.waiting - gradient
             first, second = self.sigma[self.t - 1], self.sigma[self.t]
-            sign = self.rule(self.s, z, u)
-            if sign is None:
-                sign = deterministic(self.s, z)
+            sign = _online(self.rule, self.s, z, u)
             self.s = self.s + sign * z
             self.front.append(first if sign == +1 else second)
             self.back.append(second if sign == +1 else first)

@@ -46,7 +46,7 @@ class Scarce(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         old = places((args, kwargs))
         made = max((t.numel() for place, t in places(out).items() if place not in old), default=0)
-        if made > self.limit and memory.halvings() < self.enough:
+        if made > self.limit and memory.chunk_numbers() > memory.CHUNK_NUMBERS >> self.enough:
             self.refused += 1
             raise self.error()
         return out

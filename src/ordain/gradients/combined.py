@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ class RowRange(ParamGrads):
     kind = "row range"
 
     def __init__(self, inner: ParamGrads, *, start: int, rows: int) -> None:
-        super().__init__(inner.size, rows, inner.cols)
+        super().__init__(inner.size, rows, inner.cols, parts=(inner,), settings={"start": start, "rows": rows})
         self._inner, self._start = inner, start
         self._flat = slice(start * inner.cols, (start + inner.rows) * inner.cols)
 
@@ -35,9 +34,6 @@ class RowRange(ParamGrads):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         self._inner.add_weighted(weights, out[:, self._flat])
 
-    def select(self, rows: Tensor) -> RowRange:
-        return RowRange(self._inner.select(rows), **self.settings())
-
     def paired(self) -> RowRange | None:
         inner = self._inner.paired()
         return None if inner is None else RowRange(inner, **self.settings())
@@ -48,12 +44,6 @@ class RowRange(ParamGrads):
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
         self._inner.add_hashed(hashes.of_rows(self._start, self._start + self._inner.rows), out)
 
-    def parts(self) -> tuple[ParamGrads, ...]:
-        return (self._inner,)
-
-    def settings(self) -> dict[str, Any]:
-        return {"start": self._start, "rows": self.rows}
-
 
 class Sum(ParamGrads):
     """A parameter used several times: its gradient is the sum, and only the Gram matrix has cross terms."""
@@ -61,7 +51,7 @@ class Sum(ParamGrads):
     kind = "sum"
 
     def __init__(self, *terms: ParamGrads) -> None:
-        super().__init__(terms[0].size, terms[0].rows, terms[0].cols)
+        super().__init__(terms[0].size, terms[0].rows, terms[0].cols, parts=terms)
         self._terms = terms
 
     def materialize(self, lo: int, hi: int) -> Tensor:
@@ -77,9 +67,6 @@ class Sum(ParamGrads):
         for term in self._terms:
             term.add_weighted(weights, out)
 
-    def select(self, rows: Tensor) -> Sum:
-        return type(self)(*(term.select(rows) for term in self._terms))
-
     def paired(self) -> Sum | None:
         pairs = [pair for pair in (term.paired() for term in self._terms) if pair is not None]
         return type(self)(*pairs) if len(pairs) == len(self._terms) else None
@@ -87,9 +74,6 @@ class Sum(ParamGrads):
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
         for term in self._terms:
             term.add_hashed(hashes, out)
-
-    def parts(self) -> tuple[ParamGrads, ...]:
-        return self._terms
 
 
 class Stacked(Sum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,8 @@ from ordain.errors import GradientError
 from ordain.gradients.factored import Factored
 from ordain.gradients.param_grads import Materialized
 from ordain.gradients.protocol import Gradients
+
+_FORMS = "Pass [B, d], or a dict or list of [B, *shape]."
 
 
 class Dense(Factored):
@@ -53,9 +56,7 @@ def as_gradients(grads: Any) -> Gradients:
         )
     if not any(block.shape[1] for block in blocks):
         raise GradientError("gradients of length 0", expected="[B, d] with d >= 1", remedy="Pass the gradients.")
-    common = blocks[0].dtype
-    for block in blocks[1:]:
-        common = torch.promote_types(common, block.dtype)
+    common = reduce(torch.promote_types, (block.dtype for block in blocks))
     return Dense([block.to(common) for block in blocks])
 
 
@@ -63,11 +64,8 @@ def _block(name: str, value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.array(value))
     if not isinstance(value, Tensor):
-        raise GradientError(
-            f"{name} of type {type(value).__name__}",
-            expected="a torch tensor or a NumPy array [B, *shape]",
-            remedy="Pass [B, d], or a dict or list of [B, *shape].",
-        )
+        came, expected = f"{name} of type {type(value).__name__}", "a torch tensor or a NumPy array [B, *shape]"
+        raise GradientError(came, expected=expected, remedy=_FORMS)
     if value.ndim < 2 and name == "grads":
         raise GradientError(
             f"gradients of shape {tuple(value.shape)}",
@@ -75,10 +73,9 @@ def _block(name: str, value: Any) -> Tensor:
             remedy="For a single example pass g.reshape(1, -1).",
         )
     if value.ndim < 1 or not value.is_floating_point():
+        came = f"{name} of shape {tuple(value.shape)} and dtype {value.dtype}"
         raise GradientError(
-            f"{name} of shape {tuple(value.shape)} and dtype {value.dtype}",
-            expected="floating-point gradients with the examples as first dimension",
-            remedy="Pass [B, d], or a dict or list of [B, *shape].",
+            came, expected="floating-point gradients with the examples as first dimension", remedy=_FORMS
         )
     # Detached: a gradient that kept its graph would keep every batch of the epoch alive.
     block = value.detach().reshape(value.shape[0], math.prod(value.shape[1:]))

@@ -35,6 +35,7 @@ class Factored(Gradients):
         self.scale = scale
         self.dim, self.size = dim, size
         self.dtype, self.device = like.dtype, like.device
+        self._like = like.new_empty(0)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         gram, dots = self._zeros(self.size, len(vectors))
@@ -65,7 +66,7 @@ class Factored(Gradients):
 
     def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.zeros(len(weights), self.dim, dtype=self.dtype, device=self.device)
+            out = self._like.new_zeros(len(weights), self.dim)
         weights = weights * self.scale
         for offset, grads in self.placed:
             grads.add_weighted(weights, out[:, offset : offset + grads.numel])
@@ -82,22 +83,21 @@ class Factored(Gradients):
 
     def select(self, rows: Tensor) -> Factored:
         placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return Factored(placed, dim=self.dim, size=len(rows), scale=self.scale, like=like)
+        return Factored(placed, dim=self.dim, size=len(rows), scale=self.scale, like=self._like)
 
     def rows(self, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.empty(self.size, self.dim, dtype=self.dtype, device=self.device)
+            out = self._like.new_empty(self.size, self.dim)
         if sum(grads.numel for _, grads in self.placed) < self.dim:
             out.zero_()  # parameters without a gradient
-        for offset, grads in self.placed:
+        for offset, grads in apart(self.placed):
             grads.fill(out[:, offset : offset + grads.numel])
         return out.mul_(self.scale)
 
     def add_sketch(self, family: HashFamily, out: Tensor) -> None:
         own = torch.zeros_like(out)
-        for offset, grads in self.placed:
-            grads.add_sketch(family, offset, own)
+        for offset, grads in apart(self.placed):
+            grads.add_hashed(family.hashes(offset, grads.rows, grads.cols, own), own)
         out.add_(own, alpha=self.scale)
 
     def by_parameter(self) -> tuple[Placed, float]:
@@ -110,7 +110,14 @@ class Factored(Gradients):
         return None if layer is None else (*layer, self.scale)
 
     def _zeros(self, size: int, count: int) -> tuple[Tensor, Tensor]:
-        return (
-            torch.zeros(size, size, dtype=self.dtype, device=self.device),
-            torch.zeros(count, size, dtype=self.dtype, device=self.device),
-        )
+        return self._like.new_zeros(size, size), self._like.new_zeros(count, size)
+
+
+def apart(placed: Placed) -> Placed:
+    """Each parameter in its own place, where a bias comes joined to its weight."""
+    single: Placed = []
+    for offset, grads in placed:
+        for one in grads.apart():
+            single.append((offset, one))
+            offset += one.numel
+    return single

@@ -8,8 +8,7 @@ the circular convolution of two small sketches (Pham and Pagh's tensor sketch).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +22,8 @@ _TRANSFORM, _MULTIPLY, _SCATTER, _MAKE = 0.6, 2.0, 5.0, 0.1
 _KEPT = 2**16  # hashes of longer flat gradients are drawn each time: they take more memory than a gradient
 
 
-@dataclass(frozen=True, eq=False)
-class Hashes:
-    """Where each row and each column goes.
-
-    Attributes:
-        k: how many numbers there are in the end.
-        row_places: ``[rows]``, int64 in [0, k).
-        row_signs: ``[rows]`` of +1 and -1.
-        col_places: ``[cols]``.
-        col_signs: ``[cols]``.
-    """
+class Hashes(NamedTuple):
+    """Where each row and each column goes: places ``[rows]`` and ``[cols]`` in [0, k), and signs +1 and -1."""
 
     k: int
     row_places: Tensor
@@ -41,17 +31,9 @@ class Hashes:
     col_places: Tensor
     col_signs: Tensor
 
-    @classmethod
-    def draw(cls, rows: int, cols: int, *, k: int, seed: int, offset: int, like: Tensor) -> Hashes:
-        """The hashes of the parameter at ``offset`` of the flat gradient: the same whenever and wherever drawn."""
-        words = _rng.hashes(rows + cols, seed=seed, stream=offset)
-        places = torch.from_numpy((words >> np.uint64(1)).astype(np.int64) % k).to(like.device)
-        signs = torch.from_numpy(1.0 - 2.0 * (words & np.uint64(1))).to(like.device, like.dtype)
-        return cls(k, places[:rows], signs[:rows], places[rows:], signs[rows:])
-
     def of_rows(self, lo: int, hi: int) -> Hashes:
         """The hashes of rows lo .. hi alone."""
-        return replace(self, row_places=self.row_places[lo:hi], row_signs=self.row_signs[lo:hi])
+        return self._replace(row_places=self.row_places[lo:hi], row_signs=self.row_signs[lo:hi])
 
     def add_materialized(self, grads: Tensor, out: Tensor) -> None:
         """Add the sketches of materialised gradients ``[B, rows, cols]`` to ``out`` ``[B, k]``."""
@@ -112,16 +94,21 @@ class HashFamily:
     """
 
     def __init__(self, k: int, *, seed: int) -> None:
-        self.k = k
-        self._seed = seed
+        self.k, self._seed = k, seed
         self._drawn: dict[tuple[Any, ...], Hashes] = {}
 
     def hashes(self, offset: int, rows: int, cols: int, like: Tensor) -> Hashes:
-        """The hashes of the parameter ``[rows, cols]`` at ``offset``, with signs of dtype and device as ``like``."""
+        """The hashes of the parameter ``[rows, cols]`` at ``offset``, with signs of dtype and device as ``like``.
+
+        They are the same whenever and wherever drawn.
+        """
         key = offset, rows, cols, like.dtype, like.device
-        found = self._drawn.get(key)
-        if found is None:
-            found = Hashes.draw(rows, cols, k=self.k, seed=self._seed, offset=offset, like=like)
-            if rows > 1 or cols <= _KEPT:
-                self._drawn[key] = found
-        return found
+        if key in self._drawn:
+            return self._drawn[key]
+        words = _rng.hashes(rows + cols, seed=self._seed, stream=offset)
+        places = torch.from_numpy((words >> np.uint64(1)).astype(np.int64) % self.k).to(like.device)
+        signs = torch.from_numpy(1.0 - 2.0 * (words & np.uint64(1))).to(like.device, like.dtype)
+        drawn = Hashes(self.k, places[:rows], signs[:rows], places[rows:], signs[rows:])
+        if rows > 1 or cols <= _KEPT:
+            self._drawn[key] = drawn
+        return drawn

@@ -21,11 +21,6 @@ _halved = contextvars.ContextVar("halved", default=0)  # how often, in the work 
 Answer = TypeVar("Answer")
 
 
-def halvings() -> int:
-    """How often the chunk has been halved because memory ran out, in the work that is going on."""
-    return _halved.get()
-
-
 def chunk_numbers() -> int:
     """How many numbers to materialise at a time."""
     return max(1, CHUNK_NUMBERS >> _halved.get())
@@ -68,7 +63,7 @@ def shrinking(job: Callable[[], Answer]) -> Answer:
     """
     before = _halved.get()
     for halved in range(before, max(before, HALVINGS) + 1):
-        token = _halved.set(halved) if halved > before else None  # nearly always the first try does
+        token = _halved.set(halved)
         try:
             return job()
         except (RuntimeError, MemoryError) as error:
@@ -76,8 +71,7 @@ def shrinking(job: Callable[[], Answer]) -> Answer:
                 raise
             said = str(error)
         finally:
-            if token is not None:
-                _halved.reset(token)
+            _halved.reset(token)
         # The error is released here, and with it all that its frames hold.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()

@@ -25,10 +25,6 @@ def per_example_loop(loss: Callable[[int], Tensor], size: int, parameters: Itera
     trained = list(parameters)
     rows = []
     for i in range(size):
-        grads = torch.autograd.grad(loss(i), trained, allow_unused=True)
-        rows.append(
-            torch.cat(
-                [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(trained, grads, strict=True)]
-            )
-        )
+        grads = torch.autograd.grad(loss(i), trained, materialize_grads=True)
+        rows.append(torch.cat([grad.reshape(-1) for grad in grads]))
     return torch.stack(rows)

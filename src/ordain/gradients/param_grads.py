@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ordain.gradients.hashing import Hashes, HashFamily
+from ordain.gradients.hashing import Hashes
 from ordain.gradients.memory import chunk_numbers, in_pieces, out_of_memory, scratch
 
 _CACHED = 2**18  # numbers: 1 MB of float32
@@ -33,13 +32,27 @@ class ParamGrads(ABC):
         cols: columns of it.
         numel: how many numbers the parameter has.
         kind: what it is called when it is sent to other ranks; None: it is sent materialised.
+
+    A kind that has a name tells what it is constructed from: tensors, the gradients linear in the last one, or other
+    gradients as parts; and settings, which are numbers and strings by keyword.
     """
 
     kind: ClassVar[str | None] = None
 
-    def __init__(self, size: int, rows: int, cols: int, *, more: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        rows: int,
+        cols: int,
+        *,
+        more: int = 0,
+        tensors: tuple[Tensor, ...] = (),
+        parts: tuple[ParamGrads, ...] = (),
+        settings: dict[str, Any] | None = None,
+    ) -> None:
         self.size, self.rows, self.cols = size, rows, cols
         self.numel = rows * cols + more
+        self._tensors, self._parts, self._settings = tensors, parts, settings or {}
 
     @abstractmethod
     def materialize(self, lo: int, hi: int) -> Tensor:
@@ -49,17 +62,21 @@ class ParamGrads(ABC):
         """The same in a buffer that is reused: valid until the next call."""
         return self.materialize(lo, hi)
 
-    @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
         """``[k, numel]`` to ``[k, B]``: <V_k, G_i>."""
+        dots = vectors.new_zeros(len(vectors), self.size)
+        for lo, hi in self.chunks():
+            dots.addmm_(vectors[:, lo * self.cols : hi * self.cols], self.in_scratch(lo, hi).flatten(1).T)
+        return dots
 
-    @abstractmethod
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """out[k] += sum_i weights[k, i] G_i, for ``[k, B]`` and ``[k, numel]``."""
+        for lo, hi in self.chunks():
+            out[:, lo * self.cols : hi * self.cols].addmm_(weights, self.in_scratch(lo, hi).flatten(1))
 
-    @abstractmethod
     def select(self, rows: Tensor) -> ParamGrads:
         """The gradients of these examples only."""
+        return self._rebuilt([tensor[rows] for tensor in self.tensors()], [part.select(rows) for part in self._parts])
 
     def fill(self, out: Tensor) -> None:
         """Write every example's gradient to ``[B, numel]``; a chunk of rows at a time."""
@@ -85,12 +102,8 @@ class ParamGrads(ABC):
             gram.addmm_(grads, grads.T)
             dots.addmm_(vectors[:, lo * self.cols : hi * self.cols], grads.T)
 
-    def add_sketch(self, family: HashFamily, offset: int, out: Tensor) -> None:
-        """out[i] += S G_i, for ``[B, k]`` and the parameter at ``offset`` of the flat gradient."""
-        self.add_hashed(family.hashes(offset, self.rows, self.cols, out), out)
-
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
-        """The same with these hashes; a chunk of rows at a time."""
+        """out[i] += S G_i, for ``[B, k]`` and the parameter's hashes; a chunk of rows at a time."""
         for lo, hi in self.chunks():
             hashes.of_rows(lo, hi).add_materialized(self.materialize(lo, hi), out)
 
@@ -114,16 +127,16 @@ class ParamGrads(ABC):
         return [self]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors it consists of; the gradients are linear in the last one."""
-        return (self.materialize(0, self.rows),)
+        """The tensors it consists of, unless it consists of parts; a kind without a name is materialised."""
+        return self._tensors if self._tensors or self._parts else (self.materialize(0, self.rows),)
 
     def parts(self) -> tuple[ParamGrads, ...]:
-        """What it is composed of, instead of tensors."""
-        return ()
+        """The gradients it is composed of, instead of tensors."""
+        return self._parts
 
     def settings(self) -> dict[str, Any]:
-        """What :meth:`build` needs besides tensors and parts: numbers and strings."""
-        return {}
+        """What :meth:`build` needs besides."""
+        return self._settings
 
     @classmethod
     def build(cls, tensors: Sequence[Tensor], parts: Sequence[ParamGrads], **settings: Any) -> ParamGrads:
@@ -131,14 +144,16 @@ class ParamGrads(ABC):
         make: Any = cls
         return make(*tensors, *parts, **settings)  # type: ignore[no-any-return]
 
+    def _rebuilt(self, tensors: Sequence[Tensor], parts: Sequence[ParamGrads] = ()) -> ParamGrads:
+        """The same of other tensors and parts."""
+        return (type(self) if self.kind else Materialized).build(tensors, parts, **self._settings)
+
     def scaled(self, ratio: float) -> ParamGrads:
         """The gradients times a number."""
-        tensors = () if self.parts() else self.tensors()
-        if tensors:
-            last = tensors[-1] * ratio if ratio else torch.zeros_like(tensors[-1])  # not NaN where it is not finite
-            tensors = (*tensors[:-1], last)
-        kind = type(self) if self.kind else Materialized
-        return kind.build(tensors, [part.scaled(ratio) for part in self.parts()], **self.settings())
+        tensors = list(self.tensors())
+        if tensors:  # 0 makes zeros of what is not finite, too
+            tensors[-1] = tensors[-1] * ratio if ratio else torch.zeros_like(tensors[-1])
+        return self._rebuilt(tensors, [part.scaled(ratio) for part in self._parts])
 
     def zeros(self, size: int) -> ParamGrads:
         """Gradients of this kind that are zero, for ``size`` examples."""
@@ -149,20 +164,21 @@ class ParamGrads(ABC):
     def laid(cls, several: Sequence[ParamGrads], places: Sequence[Tensor]) -> ParamGrads | None:
         """One of several of this kind: example i of the r-th is example ``places[r][i]`` of the whole.
 
-        None where they do not fit together.
+        None where they do not fit together. Shorter tensors ``[B, T, ...]`` get steps of zeros, which add nothing.
         """
-        columns = list(zip(*(one.tensors() for one in several), strict=True))
         alike = len({str(one.settings()) for one in several}) == 1
-        if not alike or any(len({tensor.shape[1:] for tensor in column}) > 1 for column in columns):
+        columns = list(zip(*(one.tensors() for one in several), strict=True))
+        if not alike or any(len({tensor.shape[2:] for tensor in column}) > 1 for column in columns):
             return None
         return cls.build([lay_rows(column, places) for column in columns], (), **several[0].settings())
 
 
 def lay_rows(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """``[B_r, ...]`` each into one ``[B, ...]``, every row in its place."""
-    whole = tensors[0].new_empty(sum(len(place) for place in places), *tensors[0].shape[1:])
+    """``[B_r, T_r, ...]`` each into one ``[B, T, ...]``, every row in its place, with zeros behind it."""
+    steps = max(tensor.shape[1] for tensor in tensors)
+    whole = tensors[0].new_zeros(sum(len(place) for place in places), steps, *tensors[0].shape[2:])
     for tensor, place in zip(tensors, places, strict=True):
-        whole[place] = tensor.to(whole.dtype)
+        whole[place, : tensor.shape[1]] = tensor.to(whole.dtype)
     return whole
 
 
@@ -172,7 +188,7 @@ class Materialized(ParamGrads):
     kind = "materialized"
 
     def __init__(self, grads: Tensor) -> None:
-        super().__init__(*grads.shape)
+        super().__init__(*grads.shape, tensors=(grads,))
         self._grads = grads
 
     @classmethod
@@ -182,18 +198,6 @@ class Materialized(ParamGrads):
 
     def materialize(self, lo: int, hi: int) -> Tensor:
         return self._grads[:, lo:hi]
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        return vectors @ self._grads.flatten(1).T
-
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        out.addmm_(weights, self._grads.flatten(1))
-
-    def select(self, rows: Tensor) -> Materialized:
-        return Materialized(self._grads[rows])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self._grads,)
 
     def paired(self) -> Materialized:
         return Materialized(self._grads[0::2] - self._grads[1::2])
@@ -206,7 +210,7 @@ class OuterProduct(ParamGrads):
     biased = False
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
-        super().__init__(a.shape[0], b.shape[2], a.shape[2], more=b.shape[2] if self.biased else 0)
+        super().__init__(a.shape[0], b.shape[2], a.shape[2], more=b.shape[2] if self.biased else 0, tensors=(a, b))
         self._a, self._b, self._steps = a, b, a.shape[1]
 
     def materialize(self, lo: int, hi: int) -> Tensor:
@@ -273,20 +277,6 @@ class OuterProduct(ParamGrads):
             part[0].add_(biases[0], alpha=scale).sub_(biases[1], alpha=scale)
             part[1].add_(biases[0], alpha=scale).add_(biases[1], alpha=scale)
 
-    def select(self, rows: Tensor) -> OuterProduct:
-        return type(self)(self._a[rows], self._b[rows])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self._a, self._b
-
-    @classmethod
-    def laid(cls, several: Sequence[ParamGrads], places: Sequence[Tensor]) -> ParamGrads | None:
-        factors = [one.tensors() for one in several]
-        steps = max(a.shape[1] for a, _ in factors)
-        # Steps of zeros behind add nothing.
-        long = [[pad(x, (0, 0, 0, steps - x.shape[1])) for x in one] for one in factors]
-        return cls(*(lay_rows(column, places) for column in zip(*long, strict=True)))
-
     def paired(self) -> OuterProduct | None:
         if self._steps == 1:
             return None
@@ -309,11 +299,10 @@ class OuterProduct(ParamGrads):
         else:  # all pairs of steps are [B T, B T] numbers: a few examples' rows of them at a time
             few = max(1, chunk_numbers() // max(1, self.size * self._steps**2))
             for lo in range(0, self.size, few):
-                rows = slice(lo * self._steps, (lo + few) * self._steps)
+                hi = min(lo + few, self.size)
+                rows = slice(lo * self._steps, hi * self._steps)
                 pairs = (a[rows] @ a.T).mul_(b[rows] @ b.T)
-                gram[lo : lo + few] += pairs.view(len(gram[lo : lo + few]), self._steps, self.size, self._steps).sum(
-                    dim=(1, 3)
-                )
+                gram[lo:hi] += pairs.view(hi - lo, self._steps, self.size, self._steps).sum(dim=(1, 3))
         dots += self.dot(vectors)
 
     def add_hashed(self, hashes: Hashes, out: Tensor) -> None:
@@ -343,16 +332,6 @@ class WithBias(OuterProduct):
 
     kind = "with bias"
     biased = True
-
-    def fill(self, out: Tensor) -> None:
-        weights = self.rows * self.cols
-        OuterProduct(self._a, self._b).fill(out[:, :weights])
-        out[:, weights:].copy_(self._b[:, 0])
-
-    def add_sketch(self, family: HashFamily, offset: int, out: Tensor) -> None:
-        for grads in self.apart():
-            grads.add_sketch(family, offset, out)  # with the hashes that they have apart
-            offset += grads.numel
 
     def apart(self) -> list[ParamGrads]:
         return [OuterProduct(self._a, self._b), Materialized(self._b)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class SparseRows(ParamGrads):
     kind = "sparse rows"
 
     def __init__(self, examples: Tensor, ids: Tensor, b: Tensor, *, size: int, rows: int) -> None:
-        super().__init__(size, rows, b.shape[1])
+        super().__init__(size, rows, b.shape[1], settings={"size": size, "rows": rows})
         self._entries = examples.long(), ids.long(), b
 
     @cached_property
@@ -99,9 +98,6 @@ class SparseRows(ParamGrads):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._joined
-
-    def settings(self) -> dict[str, Any]:
-        return {"size": self.size, "rows": self.rows}
 
     def zeros(self, size: int) -> SparseRows:
         return SparseRows(*(part[:0] for part in self._joined), size=size, rows=self.rows)

@@ -49,77 +49,66 @@ class _Setting:
             raise InputError("constants without mu", expected="a PL constant", remedy="Pass Constants(..., mu=...).")
         return self.c.mu
 
-    def step(self, factor: float, limit: float) -> float:
+    def step(self, factor: float) -> float:
         """The alpha that balances the first and the last term of the non-convex bound, or the limit."""
-        return min(limit, (self.c.F / (factor * self.n * self.noise * self.K)) ** (1 / 3)) if self.noise else limit
+        best = float((self.c.F / (factor * self.n * self.noise * self.K)) ** (1 / 3)) if self.noise else math.inf
+        return min(self.limit(), best)
 
     def lambert(self, factor: float) -> float:
         """W_0((F + varsigma^2) n^2 mu^3 K^2 / (factor H^2 L_{2,inf}^2 varsigma^2))."""
         top = (self.c.F + self.c.varsigma**2) * self.n**2 * self.mu**3 * self.K**2
         return lambert_w(top / (factor * self.noise)) if self.noise else math.inf
 
-    def step_pl(self, factor: float, limit: float) -> float:
-        return min(limit, 2 / (self.n * self.mu * self.K) * self.lambert(factor))
+    def step_pl(self, factor: float) -> float:
+        return min(self.limit_pl(), 2 / (self.n * self.mu * self.K) * self.lambert(factor))
 
     def bound(self, leading: float, smooth: float, reaching: float) -> float:
         """The non-convex case, with the three numbers in which the theorems differ."""
         c = self.c
-        rest = (
-            smooth * c.F * (c.L + c.L_2inf + c.L_inf) + c.varsigma**2 + reaching * c.F * self.reach * c.L_2inf / self.n
-        )
+        rest = smooth * c.F * (c.L + c.L_2inf + c.L_inf) + c.varsigma**2
+        rest += reaching * c.F * self.reach * c.L_2inf / self.n
         return float(leading * (self.noise * (c.F / (self.n * self.K)) ** 2) ** (1 / 3) + rest / self.K)
 
     def bound_pl(self, factor: float, inside: float) -> float:
         w = self.lambert(inside) if self.noise else 0.0
         return factor * self.noise / (self.n**2 * self.mu**3 * self.K**2) * w * (1 + w)
 
-    def proved(self, alpha: float, limit: float, *, first: float, every: float) -> float:
+    def proved(self, step: float | None, factor: float, *, first: float, every: float) -> float:
         """Lemma 1 with the sum of Delta_k^2 bounded by Lemma 3 (Theorem 1) or Lemma 4 (Theorem 3)."""
-        _check_step(alpha, limit)
+        alpha = _allowed(self.step(factor) if step is None else step, self.limit())
         c, square = self.c, (alpha * self.n * self.c.L_2inf) ** 2
-        left = 1 - 48 * square  # what |grad f|^2 keeps when the right side's share is moved to the left
-        if left <= 0:
-            raise InputError(
-                f"a step size of {alpha!r}",
-                expected=f"48 (alpha n L_2inf)^2 < 1, that is alpha < {1 / (math.sqrt(48) * self.n * c.L_2inf):.6g}",
-                remedy="Above it the proof says nothing.",
-            )
         right = 2 * c.F / (alpha * self.n * self.K)
         right += first * square * c.varsigma**2 / self.K + every * alpha**2 * self.noise
-        return right / left
+        return right / (1 - 48 * square)  # the left side's share; alpha <= limit() keeps it above 0
 
-    def proved_pl(self, alpha: float, limit: float, *, first: float, every: float) -> float:
-        _check_step(alpha, limit)
+    def proved_pl(self, step: float | None, factor: float, *, first: float, every: float) -> float:
+        alpha = _allowed(self.step_pl(factor) if step is None else step, self.limit_pl())
         c, rho = self.c, 1 - alpha * self.n * self.mu / 2
         start = c.F + first * alpha * self.n * (alpha * self.n * c.L_2inf * c.varsigma) ** 2
         return float(rho**self.K * start + every * alpha**2 * self.noise / self.mu)
 
-    # The largest alpha that each proof allows.
+    def limit(self, factor: int = 1) -> float:
+        """The largest alpha that the proof allows."""
+        c, n, reach = self.c, self.n, self.reach
+        if self.name == "herding":
+            return min(1 / (8 * n * (c.L + c.L_2inf)), 1 / (32 * n * c.L_inf), 1 / (16 * reach * c.L_2inf))
+        return min(1 / (n * c.L), 1 / (26 * factor * (n + reach) * c.L_2inf), 1 / (260 * factor * n * c.L_inf))
 
-    def herding_limit(self) -> float:
-        c, n = self.c, self.n
-        return min(1 / (8 * n * (c.L + c.L_2inf)), 1 / (32 * n * c.L_inf), 1 / (16 * self.reach * c.L_2inf))
-
-    def herding_limit_pl(self) -> float:
-        c, n = self.c, self.n
-        return min(1 / (n * self.mu), 1 / (48 * self.reach * c.L_2inf), 1 / (96 * n * (c.L + c.L_2inf + c.L_inf)))
-
-    def grab_limit(self, factor: int = 1) -> float:
-        c, n = self.c, self.n
-        balanced = 1 / (26 * factor * (n + self.reach) * c.L_2inf)
-        return min(1 / (n * c.L), balanced, 1 / (260 * factor * n * c.L_inf))
-
-    def grab_limit_pl(self) -> float:
-        return min(1 / (self.n * self.mu), self.grab_limit(2))
+    def limit_pl(self) -> float:
+        c, n, largest = self.c, self.n, 1 / (self.n * self.mu)
+        if self.name == "herding":
+            return min(largest, 1 / (48 * self.reach * c.L_2inf), 1 / (96 * n * (c.L + c.L_2inf + c.L_inf)))
+        return min(largest, self.limit(2))
 
 
-def _check_step(alpha: float, limit: float) -> None:
+def _allowed(alpha: float, limit: float) -> float:
     if not 0 < alpha <= limit * (1 + 1e-12):
         raise InputError(
             f"a step size of {alpha!r}",
             expected=f"0 < alpha <= {limit:.6g}, the largest that the proof allows here",
             remedy="Leave step=None for the theorem's own.",
         )
+    return alpha
 
 
 # --- Theorem 1: offline herding -----------------------------------------------------------------------
@@ -132,8 +121,7 @@ def herding_step(c: Constants, *, n: int, epochs: int, herding: float) -> float:
     >>> herding_step(c, n=100, epochs=10, herding=4.0) == 1 / (32 * 100 * 1.0)
     True
     """
-    s = _Setting(c, n, epochs, herding, "herding")
-    return s.step(24, s.herding_limit())
+    return _Setting(c, n, epochs, herding, "herding").step(24)
 
 
 def herding_bound(c: Constants, *, n: int, epochs: int, herding: float) -> float:
@@ -146,15 +134,12 @@ def herding_bound(c: Constants, *, n: int, epochs: int, herding: float) -> float
 
 def herding_proved(c: Constants, *, n: int, epochs: int, herding: float, step: float | None = None) -> float:
     """Theorem 1's proof, at the theorem's step size or any other that it allows."""
-    s = _Setting(c, n, epochs, herding, "herding")
-    limit = s.herding_limit()
-    return s.proved(s.step(24, limit) if step is None else step, limit, first=16, every=48)
+    return _Setting(c, n, epochs, herding, "herding").proved(step, 24, first=16, every=48)
 
 
 def herding_step_pl(c: Constants, *, n: int, epochs: int, herding: float) -> float:
     """Theorem 1's alpha under the PL condition, with Lambert's W."""
-    s = _Setting(c, n, epochs, herding, "herding")
-    return s.step_pl(192, s.herding_limit_pl())
+    return _Setting(c, n, epochs, herding, "herding").step_pl(192)
 
 
 def herding_bound_pl(c: Constants, *, n: int, epochs: int, herding: float) -> float:
@@ -167,9 +152,7 @@ def herding_bound_pl(c: Constants, *, n: int, epochs: int, herding: float) -> fl
 
 def herding_proved_pl(c: Constants, *, n: int, epochs: int, herding: float, step: float | None = None) -> float:
     """Theorem 1's proof for PL: a bound on f - f* after K epochs at any alpha it allows."""
-    s = _Setting(c, n, epochs, herding, "herding")
-    limit = s.herding_limit_pl()
-    return s.proved_pl(s.step_pl(192, limit) if step is None else step, limit, first=32, every=24)
+    return _Setting(c, n, epochs, herding, "herding").proved_pl(step, 192, first=32, every=24)
 
 
 # --- Theorem 3: GraB ----------------------------------------------------------------------------------
@@ -182,8 +165,7 @@ def grab_step(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
     >>> grab_step(c, n=100, epochs=10, balancing=4.0) == 1 / (260 * 100 * 1.0)
     True
     """
-    s = _Setting(c, n, epochs, balancing, "balancing")
-    return s.step(32, s.grab_limit())
+    return _Setting(c, n, epochs, balancing, "balancing").step(32)
 
 
 def grab_bound(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -196,9 +178,7 @@ def grab_bound(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
 
 def grab_proved(c: Constants, *, n: int, epochs: int, balancing: float, step: float | None = None) -> float:
     """Theorem 3's proof, at the theorem's step size or any other that it allows."""
-    s = _Setting(c, n, epochs, balancing, "balancing")
-    limit = s.grab_limit()
-    return s.proved(s.step(32, limit) if step is None else step, limit, first=120, every=64)
+    return _Setting(c, n, epochs, balancing, "balancing").proved(step, 32, first=120, every=64)
 
 
 def grab_step_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -206,8 +186,7 @@ def grab_step_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> floa
 
     The 256 inside W is as stated; the proof's own minimum has 960. Either is allowed.
     """
-    s = _Setting(c, n, epochs, balancing, "balancing")
-    return s.step_pl(256, s.grab_limit_pl())
+    return _Setting(c, n, epochs, balancing, "balancing").step_pl(256)
 
 
 def grab_bound_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> float:
@@ -221,6 +200,4 @@ def grab_bound_pl(c: Constants, *, n: int, epochs: int, balancing: float) -> flo
 
 def grab_proved_pl(c: Constants, *, n: int, epochs: int, balancing: float, step: float | None = None) -> float:
     """Theorem 3's proof for PL: a bound on f - f* after K epochs at any alpha it allows."""
-    s = _Setting(c, n, epochs, balancing, "balancing")
-    limit = s.grab_limit_pl()
-    return s.proved_pl(s.step_pl(256, limit) if step is None else step, limit, first=512, every=120)
+    return _Setting(c, n, epochs, balancing, "balancing").proved_pl(step, 256, first=512, every=120)

@@ -29,11 +29,12 @@ class Constants:
     mu: float | None = None
 
     def __post_init__(self) -> None:
+        remedy = "The constants are defined in the paper's Assumptions 1 to 3."
         for name in ("L", "L_2inf", "L_inf", "F"):
             if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name}={getattr(self, name)!r}", expected="a positive number", remedy=_DEFINED)
+                raise InputError(f"{name}={getattr(self, name)!r}", expected="a positive number", remedy=remedy)
         if not 0 <= self.varsigma < math.inf:
-            raise InputError(f"varsigma={self.varsigma!r}", expected="a number >= 0", remedy=_DEFINED)
+            raise InputError(f"varsigma={self.varsigma!r}", expected="a number >= 0", remedy=remedy)
         # |grad f|^2 <= 2 L (f - f*) for every L-smooth f, so a larger mu cannot be right.
         if self.mu is not None and not 0 < self.mu <= self.L:
             raise InputError(
@@ -41,9 +42,6 @@ class Constants:
                 expected=f"0 < mu <= L = {self.L:g}, or None",
                 remedy="The PL constant of a smooth function is at most its smoothness.",
             )
-
-
-_DEFINED = "The constants are defined in the paper's Assumptions 1 to 3."
 
 
 def lambert_w(x: float) -> float:

@@ -10,7 +10,7 @@ normalisation in eval mode). The model is not changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,11 +34,7 @@ def smoothness(
     Power iteration with Hessian-vector products; it comes from below, and stops when an iteration changes it
     by less than ``tolerance`` of itself.
     """
-    weights, of_example = _flat(model, loss, x, y)
-
-    def mean_loss(w: Tensor) -> Tensor:
-        return _mean(of_example, w, x, y)
-
+    weights, _, mean_loss = _flat(model, loss, x, y)
     v = torch.randn(len(weights), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     v = (v / v.norm()).to(weights)
     times_hessian = vjp(grad(mean_loss), weights)[1]  # the Hessian is symmetric: v' H is H v
@@ -61,7 +57,7 @@ def example_smoothness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tu
     L_2inf, the largest |Hv|_2 over |v|_inf <= 1, is a hard problem; the root of the sum of squared row sums of
     |H| is taken, which is never too small, and exact where H is diagonal or of rank one (linear models).
     """
-    weights, of_example = _flat(model, loss, x, y)
+    weights, of_example, _ = _flat(model, loss, x, y)
     d = len(weights)
     if d > _LARGEST:
         raise InputError(
@@ -69,24 +65,25 @@ def example_smoothness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tu
             expected=f"at most {_LARGEST:,}, since each example's Hessian is made",
             remedy="Estimate on a smaller model of the same kind.",
         )
-    curve = vmap(jacrev(grad(of_example)), in_dims=(None, 0, 0))
-    cross, sup = 0.0, 0.0
-    for start, stop in _chunks(len(x), d * d):
-        rows = curve(weights, x[start:stop], y[start:stop]).detach().abs().sum(dim=2)
-        cross, sup = max(cross, float(rows.norm(dim=1).max())), max(sup, float(rows.max()))
-    return cross, sup
+
+    def norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        rows = jacrev(grad(of_example))(weights, x, y).detach().abs().sum(dim=1)
+        return rows.norm(), rows.max()
+
+    cross, sup = vmap(norms, chunk_size=max(1, _NUMBERS // d**2))(x, y)
+    return float(cross.max()), float(sup.max())
 
 
 def gradient_error(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float:
     """Varsigma of Assumption 3 at the present weights: max_i |grad f_i - grad f|."""
-    weights, of_example = _flat(model, loss, x, y)
-    gradients = vmap(grad(of_example), in_dims=(None, 0, 0))
-    mean = torch.zeros_like(weights)
-    spans = list(_chunks(len(x), len(weights)))
-    for start, stop in spans:
-        mean += gradients(weights, x[start:stop], y[start:stop]).detach().sum(dim=0) / len(x)
-    found = (gradients(weights, x[start:stop], y[start:stop]).detach() - mean for start, stop in spans)
-    return max(float(errors.norm(dim=1).max()) for errors in found)
+    weights, of_example, mean_loss = _flat(model, loss, x, y)
+    mean = grad(mean_loss)(weights).detach()
+
+    def error(x: Tensor, y: Tensor) -> Tensor:
+        distance: Tensor = (grad(of_example)(weights, x, y).detach() - mean).norm()
+        return distance
+
+    return float(vmap(error, chunk_size=max(1, _NUMBERS // len(weights)))(x, y).max())
 
 
 def estimate_constants(
@@ -110,22 +107,21 @@ def estimate_constants(
     (1.0, 2.0, 2.5)
     """
     cross, sup = example_smoothness(model, loss, x, y)
-    weights, of_example = _flat(model, loss, x, y)
-    start = float(_mean(of_example, weights, x, y))
+    weights, _, mean_loss = _flat(model, loss, x, y)
     return Constants(
         L=smoothness(model, loss, x, y),
         L_2inf=cross,
         L_inf=sup,
         varsigma=gradient_error(model, loss, x, y),
-        F=start - infimum,
+        F=float(mean_loss(weights)) - infimum,
         mu=mu,
     )
 
 
 def _flat(
     model: nn.Module, loss: Loss, x: Tensor, y: Tensor
-) -> tuple[Tensor, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """The trained weights as one vector ``[d]``, and one example's loss as a function of such a vector."""
+) -> tuple[Tensor, Callable[[Tensor, Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """The trained weights as one vector ``[d]``, and one example's loss and the mean loss at such a vector."""
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("a model without trained weights", expected="at least one", remedy="Set requires_grad.")
     if not len(x) or len(x) != len(y):
@@ -144,13 +140,7 @@ def _flat(
         given = {name: part.view_as(p) for (name, p), part in parts}
         return loss(functional_call(model, fixed | given, (x.unsqueeze(0),)), y.unsqueeze(0))
 
-    return torch.cat([p.reshape(-1) for p in trained.values()]), of_example
+    def mean_loss(w: Tensor) -> Tensor:
+        return vmap(of_example, in_dims=(None, 0, 0))(w, x, y).mean()
 
-
-def _mean(of_example: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return vmap(of_example, in_dims=(None, 0, 0))(w, x, y).mean()
-
-
-def _chunks(n: int, numbers: int) -> Iterator[tuple[int, int]]:
-    size = max(1, _NUMBERS // max(numbers, 1))
-    return ((start, min(start + size, n)) for start in range(0, n, size))
+    return torch.cat([p.reshape(-1) for p in trained.values()]), of_example, mean_loss

@@ -44,7 +44,8 @@ class Convolved(ParamGrads):
 
     def __init__(self, x: Tensor, b: Tensor, geometry: Geometry) -> None:
         self._weight_shape = b.shape[2], x.shape[2] // geometry["groups"], *geometry["kernel"]
-        super().__init__(b.shape[0], b.shape[2], math.prod(self._weight_shape[1:]))
+        cols = math.prod(self._weight_shape[1:])
+        super().__init__(b.shape[0], b.shape[2], cols, tensors=(x, b), settings={"geometry": dict(geometry)})
         self._x, self._b, self._geometry = x, b, geometry
         self._kernel, self._groups = geometry["kernel"], geometry["groups"]
         none = [0] * len(self._kernel)
@@ -84,15 +85,6 @@ class Convolved(ParamGrads):
                 target.add_(grad.reshape(-1))
 
             in_pieces(self.size, add)
-
-    def select(self, rows: Tensor) -> Convolved:
-        return Convolved(self._x[rows], self._b[rows], self._geometry)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self._x, self._b
-
-    def settings(self) -> dict[str, Any]:
-        return {"geometry": dict(self._geometry)}
 
     def paired(self) -> Convolved:
         # The second of a pair is so many images more, with b negated.
