@@ -320,11 +320,11 @@ def two_views() -> Case:
     return Case(Net(run, encoder=encoder, out=head()), vectors(2, 5))
 
 
-def of_lengths(run: Callable[..., Tensor]) -> Callable[[], Case]:
+def of_lengths(run: Callable[..., Tensor], *, shortest: int = 1) -> Callable[[], Case]:
     """A model called with tokens and how many of them count."""
 
     def build() -> Case:
-        data = words(6) | {"lengths": torch.randint(1, 7, (N,))}
+        data = words(6) | {"lengths": torch.randint(shortest, 7, (N,))}
         model = Net(run, tokens=words_in(), lstm=nn.LSTM(WIDTH, 5, batch_first=True), out=head(5))
         return Case(model, data, lambda m, b: m(b["x"], b["lengths"]))
 
@@ -725,7 +725,7 @@ TRANSFORMERS = {
         pictures(8, labels=False),
         BOTH_SIDES
         | {"use_timm_backbone": False, "backbone": None, "backbone_config": RESNET | {"out_features": ["stage1"]}}
-        | {"d_model": WIDTH, "num_queries": 3, "num_labels": CLASSES, "dropout": 0.0, "init_std": 0.5},
+        | {"d_model": WIDTH, "num_queries": 3, "num_labels": CLASSES, "dropout": 0.0, "init_std": 0.2},
         detections,
     ),
 }
@@ -748,8 +748,11 @@ SETTINGS = [
     Setting("time-distributed-cnn", time_distributed(time_first=False)),
     Setting("time-distributed-cnn-time-first", time_distributed(time_first=True)),
     Setting("two-views", two_views),
+    # Which example comes where inside differs from batch to batch.
     Setting("packed", of_lengths(packed)),
+    Setting("packed-of-like-lengths", of_lengths(packed, shortest=3)),
     Setting("sorted-by-length", of_lengths(sorted_by_length)),
+    Setting("sorted-by-like-lengths", of_lengths(sorted_by_length, shortest=3)),
     Setting("flipped", flipped),
     Setting("weight-norm", convolved(parametrizations.weight_norm)),
     Setting("spectral-norm", convolved(steady_spectral_norm)),
