@@ -18,7 +18,7 @@ from PIL import Image
 
 from ordain import herding, reference
 from ordain.errors import InputError, StateError
-from ordain.study.lock import only_one
+from ordain.study.files import only_one
 from ordain.study.style import png, style
 from ordain.study.vectors import STUDIES, compiled, estimates, run_study, statement1, toy_herding
 

@@ -92,7 +92,7 @@ def claims(
 def pack(folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]) -> None:
     """Replace the records of each run by one compressed file. Resuming the run unpacks it again."""
     with plain_errors():
-        from ordain.study.lock import only_one
+        from ordain.study.files import only_one
         from ordain.study.runs.record_lines import pack as pack_records
         from ordain.study.runs.run_folder import read_header
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ordain.errors import InputError
 from ordain.study.data import data_dir
-from ordain.study.lock import only_one
+from ordain.study.files import only_one
 from ordain.study.machine import provenance
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged

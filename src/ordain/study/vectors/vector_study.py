@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ordain.errors import InputError
 from ordain.study import strict_json
-from ordain.study.files import write_bytes
-from ordain.study.lock import only_one
+from ordain.study.files import only_one, write_bytes
 from ordain.study.machine import provenance
 from ordain.study.progress import Report
 from ordain.study.runs.record_lines import records_file, unpack
