@@ -51,7 +51,7 @@ def tasks() -> None:
         "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
         f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",
         *(f"{ablation.name} --task TASK: {ablation.title}" for ablation in ABLATIONS.values()),
-        *(f"{study.name}: {study.title}" for study in STUDIES.values()),
+        *(f"{name}: {study.kind.title}" for name, study in STUDIES.items()),
         numbers_from=3,
     )
 

@@ -82,9 +82,9 @@ def _vector_content(folder: Path, header: Header) -> Content:
         draw(name, f"Figure: {name.replace('-', ' ')}", figure) for name, figure in study.figures(folder).items()
     ]
     return Content(
-        title=study.title,
+        title=study.kind.title,
         facts="",
-        warnings=_unfinished(study, folder, header),
+        warnings=_unfinished(study, folder),
         tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
         sections=[Section("Figures", "", figures)] if figures else [],
         tables=[Table("Numbers", headings, rows)] if rows else [],
@@ -93,8 +93,8 @@ def _vector_content(folder: Path, header: Header) -> Content:
     )
 
 
-def _unfinished(study: Study[Any], folder: Path, header: Header) -> list[str]:
+def _unfinished(study: Study, folder: Path) -> list[str]:
     """A warning if some configured points have not been measured."""
-    asked = sum(1 for _ in study.points(study.sizes(False, **header.config)))
+    asked = sum(1 for _ in study.saved(folder).points())
     measured = read_bytes(records_file(folder)).count(b"\n")
     return [f"Unfinished: {measured:,} of {asked:,} points have been measured."] if measured < asked else []

@@ -115,7 +115,7 @@ def _last_on(world: int, records: list[Record], *, method: str, each: int, **fie
 
 def draw(config: Any, records: list[Record]) -> Figures:
     """Quality by number of ranks, for a fixed batch per rank and in total; and by the bytes that a rank sends."""
-    from ordain.study.vectors.seed_plots import LEGEND, grid_figure
+    from ordain.study.style import LEGEND, grid_figure
 
     data = [name for name in config.data if where(records, data=name)]
     figure, grid = grid_figure(4.6 * len(data) + 2.8, 7.8, rows=2, columns=len(data), sharex=True)
@@ -134,7 +134,7 @@ def draw(config: Any, records: list[Record]) -> Figures:
 
 
 def _draw_by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *, fixed: bool) -> None:
-    from ordain.study.vectors.seed_plots import finish, style
+    from ordain.study.style import finish, style
 
     for (method, paired), (label, position) in _LINES.items():
         means = {}
@@ -153,7 +153,7 @@ def _draw_by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *,
 
 def _draw_by_bytes(config: Any, records: list[Record]) -> Figure:
     """For the model on digits, whose gradients these are."""
-    from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, style
+    from ordain.study.style import LEGEND, finish, grid_figure, style
 
     world = max((w for w in config.worlds if w <= _MOST_SHOWN), default=config.worlds[0])
     figure, ((axes,),) = grid_figure(8.8, 4.8)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ordain.errors import InputError
 from ordain.study import strict_json
@@ -20,7 +20,6 @@ from ordain.study.runs.record_lines import records_file, unpack
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Config = TypeVar("Config")
 Shown = TypeVar("Shown")
 Point = dict[str, Any]  # identifies a measurement, with JSON values
 Record = dict[str, Any]  # the point, and the measured values
@@ -37,36 +36,40 @@ def where(records: Iterable[Record], **fields: Any) -> list[Record]:
     return [record for record in records if all(record[name] == value for name, value in fields.items())]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study(Generic[Config]):
-    """One study: the points to measure, and how to present the results."""
+class Settings(Protocol):
+    """The settings of a study (a frozen dataclass), with the points to measure and how to present the results."""
 
-    name: str  # of the command, and ``kind`` in the folder
-    title: str
-    config: Callable[..., Config]  # the dataclass of its settings, with a field ``seeds``
-    quick: dict[str, Any]  # the settings of a quick run
-    points: Callable[[Config], Iterable[Point]]  # all points, in order
-    measure: Callable[[Config, Point], Mapping[str, Any]]  # JSON values without times: equal points give equal records
-    draw: Callable[[Config, list[Record]], Figures]
-    tabulate: Callable[[Config, list[Record]], Table]
-    say: Callable[[Config, list[Record]], list[str]]  # the findings, in sentences
+    name: ClassVar[str]  # of the command, and ``kind`` in the folder
+    title: ClassVar[str]
+    quick: ClassVar[dict[str, Any]]  # the settings of a quick run
 
-    def sizes(self, quick: bool, **changes: Any) -> Config:
-        """The default configuration, or that of a quick run, with ``changes``."""
-        return self.config(**(self.quick if quick else {}) | changes)
+    @property
+    def seeds(self) -> int: ...
+    def points(self) -> Iterable[Point]: ...
+    def measure(self, point: Point) -> Mapping[str, Any]: ...  # JSON values; equal points give equal records
+    def draw(self, records: list[Record]) -> Figures: ...
+    def tabulate(self, records: list[Record]) -> Table: ...
+    def say(self, records: list[Record]) -> list[str]: ...  # the findings, in sentences
 
-    def configure(self, *, seeds: int | None = None, quick: bool = False) -> Config:
-        """The configuration to run; ``seeds`` is the number of measurements of each point."""
+
+@dataclass(frozen=True)
+class Study:
+    """The folders of one kind of study: measured, resumed and read."""
+
+    kind: Any  # a class of Settings
+
+    def configure(self, *, seeds: int | None = None, quick: bool = False) -> Any:
+        """The settings to run; ``seeds`` is the number of measurements of each point."""
         if seeds is not None and seeds < 1:
             raise InputError(f"seeds={seeds}", expected="at least 1", remedy="Leave it out for the default.")
-        return self.sizes(quick) if seeds is None else self.sizes(quick, seeds=seeds)
+        return self.kind(**(self.kind.quick if quick else {}) | ({} if seeds is None else {"seeds": seeds}))
 
-    def run(self, config: Config, folder: Path, report: Report, *, command: str | None = None) -> None:
+    def run(self, config: Settings, folder: Path, report: Report, *, command: str | None = None) -> None:
         """Measure the points that ``folder`` does not have yet. Can be interrupted at any time and run again."""
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder):
             unpack(folder)
-            head, points = self._open(config, folder), list(self.points(config))
+            head, points = self._open(config, folder), list(config.points())
             done = {_key(record, points[0]) for record in _read(folder)} if points else set()
             if any(_key(point, point) not in done for point in points):
                 made = provenance(command)
@@ -76,7 +79,7 @@ class Study(Generic[Config]):
             with (folder / "records.jsonl").open("a", encoding="utf-8") as file:
                 for count, point in enumerate(points, 1):
                     if _key(point, point) not in done:
-                        record = {**point, **self.measure(config, point)}
+                        record = {**point, **config.measure(point)}
                         file.write(json.dumps(record, allow_nan=False) + "\n")
                         file.flush()
                         os.fsync(file.fileno())
@@ -84,21 +87,22 @@ class Study(Generic[Config]):
 
     def figures(self, folder: Path) -> Figures:
         """The figures of a folder, by name."""
-        return self.shown(self.draw, folder)
+        return self.shown(self.kind.draw, folder)
 
     def table(self, folder: Path) -> Table:
         """Headings and rows of a folder."""
-        return self.shown(self.tabulate, folder)
+        found: Table = self.shown(self.kind.tabulate, folder)
+        return found
 
     def sentences(self, folder: Path) -> list[str]:
         """The findings of a folder."""
-        return self.shown(self.say, folder)
+        return self.shown(self.kind.say, folder)
 
-    def shown(self, show: Callable[[Config, list[Record]], Shown], folder: Path) -> Shown:
+    def shown(self, show: Callable[[Any, list[Record]], Shown], folder: Path) -> Shown:
         """Call ``show`` with a folder's configuration and records; an error names the file with malformed records."""
-        config = self.sizes(False, **{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
+        config = self.saved(folder)
         try:
-            points = list(islice(self.points(config), _MOST_POINTS))
+            points = list(islice(config.points(), _MOST_POINTS))
         except _WRONG as error:
             raise _damaged(folder / "config.json", "a configuration that this study does not have") from error
         found = {_key(record, points[0]): record for record in _read(folder)}
@@ -110,11 +114,15 @@ class Study(Generic[Config]):
         except _WRONG as error:
             raise _damaged(folder / "records.jsonl", "records with values that this study does not write") from error
 
-    def _open(self, config: Config, folder: Path) -> dict[str, Any]:
+    def saved(self, folder: Path) -> Any:
+        """The settings of a folder."""
+        return self.kind(**{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
+
+    def _open(self, config: Settings, folder: Path) -> dict[str, Any]:
         """The content of ``config.json`` to continue with; a new folder has no command yet."""
         wanted = _plain(config)
         if not (folder / "config.json").exists():
-            return {"format": FORMAT, "kind": self.name, "config": wanted}
+            return {"format": FORMAT, "kind": self.kind.name, "config": wanted}
         head = self._head(folder)
         had = head["config"]
         changed = sorted(name for name in wanted if name != "seeds" and had.get(name) != wanted[name])
@@ -141,14 +149,14 @@ class Study(Generic[Config]):
             raise InputError(
                 f"{path}, which cannot be read", expected="a folder of this study", remedy="Run the study first."
             ) from error
-        if not isinstance(head, dict) or (head.get("format"), head.get("kind")) != (FORMAT, self.name):
+        if not isinstance(head, dict) or (head.get("format"), head.get("kind")) != (FORMAT, self.kind.name):
             raise InputError(
                 f"{path}, which belongs to something else",
-                expected=f"kind {self.name!r} and format {FORMAT}",
+                expected=f"kind {self.kind.name!r} and format {FORMAT}",
                 remedy="Choose another folder.",
             )
         config: Any = head.get("config")
-        if not strict_json.alike(config, _plain(self.sizes(False))) or not 1 <= config["seeds"] <= _MOST_SEEDS:
+        if not strict_json.alike(config, _plain(self.kind())) or not 1 <= config["seeds"] <= _MOST_SEEDS:
             raise _damaged(path, "a configuration that this study does not have")
         return head
 
