@@ -54,10 +54,10 @@ class Gain:
         """Display name of the order."""
         return ORDERS[self.arm].label
 
-    def median(self, part: str) -> float | None:
-        """Median over seeds of ``"epochs"`` or ``"seconds"``; None if not recorded."""
-        ratios: tuple[float, ...] = getattr(self, part)
-        return float(np.median(ratios)) if ratios else None
+    @property
+    def medians(self) -> list[float | None]:
+        """Medians over seeds of ``epochs`` and ``seconds``: 0 if the loss was never reached, None if not recorded."""
+        return [float(np.median(ratios)) if ratios else None for ratios in (self.epochs, self.seconds)]
 
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
@@ -173,7 +173,7 @@ def _scales(axes: Axes) -> None:
 
 
 def _drawn(gain: Gain, part: str) -> float:
-    return float(np.clip(gain.median(part) or 0.0, _LEAST, _MOST))
+    return float(np.clip(np.median(getattr(gain, part)), _LEAST, _MOST))
 
 
 def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> list[str]:

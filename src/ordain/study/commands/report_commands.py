@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.progress import displaying
 
 _SHOWN = (
     "order",
@@ -32,7 +33,6 @@ def demo(
     with plain_errors():
         from ordain.study.demo import RATE, demo_config, write_demo  # these import scikit-learn and matplotlib
         from ordain.study.report.number_text import counted
-        from ordain.study.runs.display import displaying
 
         command = shlex.join(["ordain", "demo", "--out", str(out), "--seeds", str(seeds), "--epochs", str(epochs)])
         with displaying(epochs) as report:

@@ -138,12 +138,13 @@ class ConvergenceRates:
             steps += [alpha for alpha in dict.fromkeys(wanted) if alpha not in steps]
             places[name] = [steps.index(alpha) for alpha in wanted]
         runs = [train(problem, point["order"], seed=point["seed"], alpha=alpha, epochs=epochs) for alpha in steps]
+        gaps, means = ([[float(f"{value:.6g}") for value in of] for of in found] for found in zip(*runs, strict=True))
         return {
             "epochs": epochs,
             "steps": steps,
             **places,
-            "gap": [[_short(value) for value in gaps] for gaps, _ in runs],
-            "gradient": [[_short(value) for value in means] for _, means in runs],
+            "gap": gaps,
+            "gradient": means,
             "constants": asdict(c),
             "balancing": bound,
         }
@@ -168,7 +169,3 @@ def train(
             gaps.append(problem.gap(w))
             means.append(total / done)
     return gaps, means
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -60,21 +60,18 @@ class Layer:
         return min(self.steps * factors, self.numel)
 
 
-def _norm(width: int) -> Layer:
-    return Layer(1, width)
-
-
 def _bert(tokens: int, width: int, blocks: int) -> tuple[Layer, ...]:
     """BERT with a head for two classes, on examples of ``tokens`` tokens."""
+    norm = Layer(1, width)
     block = (
         *(Layer(width, width, tokens) for _ in range(4)),
         Layer(width, 4 * width, tokens),
         Layer(4 * width, width, tokens),
-        _norm(width),
-        _norm(width),
+        norm,
+        norm,
     )
     tables = [Layer(width, rows, tokens, bias=False, table=True) for rows in (30_522, 512, 2)]
-    return (*tables, _norm(width), *(block * blocks), Layer(width, width), Layer(width, 2))
+    return (*tables, norm, *(block * blocks), Layer(width, width), Layer(width, 2))
 
 
 DIGITS = (Layer(64, 10),)

@@ -107,6 +107,6 @@ class Statement1:
             f"greedy algorithm of the proof, n^({fits['random']:.2f}) for random orders and "
             f"n^({fits['herding-10']:.2f}) for ten rounds of herding.",
             "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy "
-            f"alternates between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against Algorithm "
-            "1 as printed, these vectors do not serve.",
+            f"alternates between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against "
+            "Algorithm 1 as printed, these vectors do not serve.",
         ]

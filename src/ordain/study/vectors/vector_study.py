@@ -16,6 +16,7 @@ from ordain.study.files import only_one, write_bytes
 from ordain.study.machine import provenance
 from ordain.study.progress import Report
 from ordain.study.runs.record_lines import records_file, unpack
+from ordain.study.runs.run_folder import FORMAT, read_header
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,6 @@ Record = dict[str, Any]  # the point, and the measured values
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings, rows
 Figures: TypeAlias = "dict[str, Figure]"  # by name
 
-FORMAT = 1
 _MOST_SEEDS, _MOST_POINTS = 10_000, 1_000_000  # far more than any study has
 _WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised by values of another kind
 
@@ -64,7 +64,7 @@ class Study:
             raise InputError(f"seeds={seeds}", expected="at least 1", remedy="Leave it out for the default.")
         return self.kind(**(self.kind.quick if quick else {}) | ({} if seeds is None else {"seeds": seeds}))
 
-    def run(self, config: Settings, folder: Path, report: Report, *, command: str | None = None) -> None:
+    def run(self, config: Settings, folder: Path, report: Report, *, command: str = "") -> None:
         """Measure the points that ``folder`` does not have yet. Can be interrupted at any time and run again."""
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder):
@@ -132,8 +132,6 @@ class Study:
                 expected="the same configuration, or more seeds",
                 remedy="Choose another folder, or remove this one.",
             )
-        if not isinstance(head.get("commands", []), list):
-            raise _damaged(folder / "config.json", "commands that are not a list")
         path = folder / "records.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -142,22 +140,17 @@ class Study:
         return head | {"config": wanted | {"seeds": max(wanted["seeds"], had["seeds"])}}
 
     def _head(self, folder: Path) -> dict[str, Any]:
-        path = folder / "config.json"
-        try:
-            head = strict_json.loads(strict_json.read_text(path))
-        except (FileNotFoundError, ValueError) as error:
-            raise InputError(
-                f"{path}, which cannot be read", expected="a folder of this study", remedy="Run the study first."
-            ) from error
-        if not isinstance(head, dict) or (head.get("format"), head.get("kind")) != (FORMAT, self.kind.name):
+        header, path = read_header(folder), folder / "config.json"
+        if header.kind != self.kind.name:
             raise InputError(
                 f"{path}, which belongs to something else",
-                expected=f"kind {self.kind.name!r} and format {FORMAT}",
+                expected=f"kind {self.kind.name!r}",
                 remedy="Choose another folder.",
             )
-        config: Any = head.get("config")
+        config = header.config
         if not strict_json.alike(config, _plain(self.kind())) or not 1 <= config["seeds"] <= _MOST_SEEDS:
             raise _damaged(path, "a configuration that this study does not have")
+        head: dict[str, Any] = json.loads(path.read_bytes())
         return head
 
 
@@ -180,7 +173,9 @@ def _read(folder: Path) -> list[Record]:
     if not path.exists():
         return records
     try:
-        for line in strict_json.read_text(path).split("\n")[:-1]:  # the text after the last line end is unfinished
+        for line in (
+            strict_json.read_bytes(path).decode().split("\n")[:-1]
+        ):  # the text after the last line end is unfinished
             record = strict_json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
