@@ -13,7 +13,7 @@ import pytest
 
 from ordain import reference, theory
 from ordain.orders import ORDERS
-from ordain.study.vectors import compiled, convergence_figures, convergence_rates
+from ordain.study.vectors import STUDIES, compiled, convergence_figures, convergence_rates
 from ordain.study.vectors.convergence_figures import LABELS
 from ordain.study.vectors.convergence_rates import SINE_MU, objective
 
@@ -129,9 +129,7 @@ def synthetic(
 
 
 def test_tables_find_the_exponents_of_made_up_records() -> None:
-    config = replace(
-        convergence_rates.STUDY.configure(quick=True), grid=(0.1, 0.2, 0.4), problems=("quadratic", "noisy")
-    )
+    config = replace(STUDIES["rates"].configure(quick=True), grid=(0.1, 0.2, 0.4), problems=("quadratic", "noisy"))
     records = synthetic(config, "grab", (-2.0, -1.5)) + synthetic(config, "rr", (-1.0, -0.5))
     rows = {row[:2]: row[2:] for row in convergence_figures.tabulate(config, records)[1]}
     assert rows["quadratic", "GraB"] == (
@@ -152,11 +150,11 @@ def test_tables_find_the_exponents_of_made_up_records() -> None:
 
 
 def test_a_run_that_is_not_finished_is_shown_without_what_is_missing(tmp_path: Path) -> None:
-    config = convergence_rates.STUDY.configure(quick=True)
-    convergence_rates.STUDY.run(config, tmp_path, lambda done, total: None)
+    config = STUDIES["rates"].configure(quick=True)
+    STUDIES["rates"].run(config, tmp_path, lambda done, total: None)
     path = tmp_path / "records.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if json.loads(line)["problem"] == "quadratic")[:-1])
-    assert {row[0] for row in convergence_rates.STUDY.table(tmp_path)[1]} == {"quadratic"}
-    assert set(convergence_rates.STUDY.figures(tmp_path)) == {"rates-gap", "rates-gradient"}
-    assert not any(sentence.startswith("noisy") for sentence in convergence_rates.STUDY.sentences(tmp_path))
+    assert {row[0] for row in STUDIES["rates"].table(tmp_path)[1]} == {"quadratic"}
+    assert set(STUDIES["rates"].figures(tmp_path)) == {"rates-gap", "rates-gradient"}
+    assert not any(sentence.startswith("noisy") for sentence in STUDIES["rates"].sentences(tmp_path))

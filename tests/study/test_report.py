@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -205,13 +206,10 @@ def test_overview(tmp_path: Path) -> None:
 class Stub:
     """A study as ``ordain.study.vectors`` has them."""
 
-    title = "Vectors <i>"
+    kind = SimpleNamespace(title="Vectors <i>")
 
-    def sizes(self, quick: bool, **config: object) -> int:
-        return 3
-
-    def points(self, config: int) -> range:
-        return range(config)
+    def saved(self, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(points=lambda: range(3))
 
     def figures(self, folder: Path) -> dict[str, Figure]:
         figure = Figure(figsize=(8, 2))

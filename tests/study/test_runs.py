@@ -391,7 +391,7 @@ def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:
-    from ordain.study.lock import only_one
+    from ordain.study.files import only_one
 
     with only_one(tmp_path), pytest.raises(StateError, match="another command"):
         run(DIGITS, tmp_path)

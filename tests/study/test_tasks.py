@@ -15,7 +15,7 @@ from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_
 
 from ordain.errors import InputError
 from ordain.study.commands.listing_commands import GRAB_COST
-from ordain.study.runs.ablations import ABLATIONS
+from ordain.study.runs.config import ABLATIONS
 from ordain.study.tasks import TASKS, LoadedTask
 from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split

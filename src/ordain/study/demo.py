@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -29,11 +28,11 @@ from ordain.study.runs.runner import Report, run
 from ordain.study.style import LEGEND, png, style
 from ordain.study.tasks import TASKS
 from ordain.study.vectors import STUDIES
+from ordain.study.vectors.toy_herding import prefix_curves
 
 RATE = 0.3  # the same for all orders, not tuned
 _TRAINING, _TOY = "digits", "toy-herding"
 _README = ("rr", "so", "herding", "grab", "grab-pair")  # the orders in summary.png
-_LABELS = {"herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _ILLUSTRATION = (
     f"This is an illustration, not a ranking: all orders use the same learning rate, {RATE:g}, which was not tuned for "
     "any of them."
@@ -74,6 +73,7 @@ def write_demo(
     study.run(study.configure(seeds=1, quick=quick), out / _TOY, lambda done, total: None, command=command)
     trained = read_run(out / _TRAINING)
     content = training_content(trained)
+    curves = study.shown(prefix_curves, out / _TOY)
     (prefixes,) = study.figures(out / _TOY).values()
     why = Section("Why: small prefix sums", _WHY, [draw("prefix", "Norms of prefix sums in four orders", prefixes)])
     content = replace(
@@ -83,7 +83,7 @@ def write_demo(
         sections=[*content.sections, why],
     )
     write_content(content, out)
-    write_bytes(out / "summary.png", png(_summary(trained, _curves(out / _TOY)), dpi=100))
+    write_bytes(out / "summary.png", png(_summary(trained, curves), dpi=100))
     return content
 
 
@@ -111,13 +111,6 @@ def _remove(folder: Path) -> None:
             remedy="Use another --out.",
         )
     shutil.rmtree(folder)
-
-
-def _curves(folder: Path) -> dict[str, Curve]:
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {  # the last sum is zero
-        _LABELS.get(record["order"], record["order"]): (record["at"][:-1], record["norms"][:-1]) for record in records
-    }
 
 
 def _summary(trained: Run, curves: Mapping[str, Curve]) -> Figure:

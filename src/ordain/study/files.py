@@ -1,4 +1,4 @@
-"""Reading of vectors without unpickling, and atomic writing of files."""
+"""Files and folders: arrays without unpickling, atomic writes, and a lock on a folder."""
 
 from __future__ import annotations
 
@@ -12,33 +12,26 @@ from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.lib.format import MAGIC_PREFIX
+from filelock import FileLock, Timeout
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from ordain.errors import InputError
+from ordain.errors import InputError, StateError
 
 
 def read_vectors(path: Path) -> NDArray[Any]:
     """Open a ``.npy`` file, memory-mapped, so that it may be larger than memory."""
-    with path.open("rb") as file:
-        named = file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
-    if not named:  # np.load() would also try archives and pickles
-        raise _not_an_array(path)
     try:
         with warnings.catch_warnings(), np.errstate(over="raise"):  # raise for shapes whose size overflows
             warnings.simplefilter("ignore", UserWarning)  # about headers written by Python 2
-            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            found: NDArray[Any] = open_memmap(path, mode="r")  # np.load() would also try archives and pickles
     except (ValueError, TypeError, ArithmeticError, TokenError) as error:
-        raise _not_an_array(path) from error
+        raise InputError(
+            f"{path}, which is not a complete .npy file of numbers",
+            expected="an [n, d] array written by np.save()",
+            remedy="Write it with np.save(path, vectors); pickled objects are never loaded.",
+        ) from error
     return found
-
-
-def _not_an_array(path: Path) -> InputError:
-    return InputError(
-        f"{path}, which is not a complete .npy file of numbers",
-        expected="an [n, d] array written by np.save()",
-        remedy="Write it with np.save(path, vectors); pickled objects are never loaded.",
-    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -67,3 +60,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Hold the folder's lock, which keeps other commands from writing; the system releases it if the process dies."""
+    try:
+        with FileLock(out / ".lock", timeout=0).acquire():
+            yield
+    except Timeout:
+        raise StateError(
+            f"{out}, which another command is writing to",
+            expected="one command per folder",
+            remedy="Wait for it, or use another folder with --out.",
+        ) from None

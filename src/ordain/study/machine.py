@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 from datetime import datetime, timezone
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,15 @@ from typing import Any
 _PACKAGES = ("ordain", "torch", "numpy", "numba", "scipy", "scikit-learn", "matplotlib")
 
 
-def provenance(command: str | None) -> dict[str, Any]:
-    """The provenance recorded for each command."""
+def provenance(command: str) -> dict[str, Any]:
+    """The provenance recorded for each command: versions of Python and packages, machine, and git commit."""
     return {
         "command": command,
-        "versions": versions(),
-        "machine": machine(),
-        "revision": revision(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "machine": {"platform": platform.platform(), "cpu": _cpu(), "logical_cpus": os.cpu_count() or 1},
+        "revision": _revision(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
-    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
-
-
-def machine() -> dict[str, str | int]:
-    """Operating system, processor, and number of logical CPUs."""
-    return {"platform": platform.platform(), "cpu": _cpu(), "logical_cpus": os.cpu_count() or 1}
 
 
 def _cpu() -> str:
@@ -46,7 +34,7 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def revision() -> str | None:
+def _revision() -> str | None:
     """The git commit of a source checkout, with ``-dirty`` if files have changed; None otherwise."""
     top, git = Path(__file__).resolve().parents[3], shutil.which("git")
     if git is None or not (top / ".git").exists():

@@ -32,11 +32,6 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def read_text(path: Path) -> str:
-    """Read a file as UTF-8 text, as :func:`read_bytes`."""
-    return read_bytes(path).decode()
-
-
 def validated(kind: Any, content: bytes, where: str, *, remedy: str = REMEDY) -> Any:
     """Parse JSON and validate it as the pydantic type ``kind``; ``where`` names the source in errors."""
     try:

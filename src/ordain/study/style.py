@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 
 # Okabe and Ito's palette without yellow, which is too pale on white; black is reserved for the baseline.
@@ -62,6 +64,21 @@ def finish(axes: Axes) -> None:
     """Add a light grid and remove the top and right spines."""
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def grid_figure(width: float, height: float, *, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure of ``width`` x ``height`` inches and its axes ``[rows, columns]``."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def plot_seeds(
+    axes: Axes, at: Sequence[float], values: NDArray[np.float64], label: str, position: int, *, alpha: float, every: int
+) -> None:
+    """Plot ``values [seeds, points]``: their mean with a marker at each ``every``-th point, and their range."""
+    look = style(position)
+    axes.plot(at, values.mean(axis=0), label=label, **look.line(every))
+    axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=look.color, alpha=alpha, linewidth=0)
 
 
 def png(figure: Figure, *, dpi: int = 150) -> bytes:

@@ -97,8 +97,7 @@ def _pays_table(found: list[Gain]) -> Table:
             gain.run,
             gain.label,
             f"{gain.rate:g}" + (best[gain.run] if gain.best else ""),
-            _times(gain.median("epochs")),
-            _times(gain.median("seconds")),
+            *(NOTHING if ratio is None else f"{ratio:.2f}" if ratio else "never" for ratio in gain.medians),
             f"{100 * gain.relative:+.2f} %",
             p_text(gain.loss.p),
             str(len(gain.loss.seeds)),
@@ -107,13 +106,6 @@ def _pays_table(found: list[Gain]) -> Table:
     ]
     headings = ("run", "order", "rate", "times fewer epochs", "times fewer seconds", "final loss", "p", "seeds")
     return Table("When does it pay?", headings, rows)
-
-
-def _times(ratio: float | None) -> str:
-    """Format a median ratio; 0 means that the loss was never reached."""
-    if ratio is None:
-        return NOTHING
-    return f"{ratio:.2f}" if ratio else "never"
 
 
 def _facts(header: Header) -> str:

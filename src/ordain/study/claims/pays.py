@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FormatStrFormatter, NullFormatter, NullLocator
 
 from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
@@ -54,26 +54,23 @@ class Gain:
         """Display name of the order."""
         return ORDERS[self.arm].label
 
-    def median(self, part: str) -> float | None:
-        """Median over seeds of ``"epochs"`` or ``"seconds"``; None if not recorded."""
-        ratios: tuple[float, ...] = getattr(self, part)
-        return float(np.median(ratios)) if ratios else None
+    @property
+    def medians(self) -> list[float | None]:
+        """Medians over seeds of ``epochs`` and ``seconds``: 0 if the loss was never reached, None if not recorded."""
+        return [float(np.median(ratios)) if ratios else None for ratios in (self.epochs, self.seconds)]
 
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
     """The gains for every available run in ``names`` at every rate that both orders have finished."""
-    found = []
+    found: list[Gain | None] = []
     for name in names:
         run, view = evidence.run(name), evidence.at_rr(name)
         if run is None or view is None or BASELINE not in run.arms:
             continue
         best = view.entries[BASELINE].rate
-        for arm in ARMS:
-            for rate in run.arms[BASELINE].rates:
-                gain = _gain(run, name, arm, rate, best) if arm in run.arms else None
-                if gain is not None:
-                    found.append(gain)
-    return found
+        arms = [arm for arm in ARMS if arm in run.arms]
+        found += [_gain(run, name, arm, rate, best) for arm in arms for rate in run.arms[BASELINE].rates]
+    return [gain for gain in found if gain]
 
 
 def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gain | None:
@@ -170,14 +167,13 @@ def _scales(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     axes.set_ylim(_LEAST / 1.25, _MOST * 1.25)
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, ["never", "1/4", "1/2", "1", "2", "4", "8+"])
     axes.axhline(1, color="black", linewidth=1.2)
 
 
 def _drawn(gain: Gain, part: str) -> float:
-    return float(np.clip(gain.median(part) or 0.0, _LEAST, _MOST))
+    return float(np.clip(np.median(getattr(gain, part)), _LEAST, _MOST))
 
 
 def reasons(evidence: Evidence, names: Sequence[str], found: Sequence[Gain]) -> list[str]:

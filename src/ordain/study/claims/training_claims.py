@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ PAPER_TASKS = {
 TABLES = ("a9a", "w8a", "covtype")  # not in the paper
 _MAIN = ("mnist", "cifar10", "wikitext2", "sst2")
 _EVERY = (*PAPER_TASKS, *TABLES)
+_ALIKE = "alike"
 _LIKE = 0.01  # relative to RR's loss: an interval within this counts as equal
 Vote = bool | None
 _UNITS = "mnist-units-of-64"  # Greedy on single examples would take hours per epoch
@@ -89,19 +90,14 @@ def _sooner(view: View) -> list[str]:
     return [f"RR's best training loss, reached by RR after {theirs:g} epochs, {reached} (median seed)."]
 
 
-def _worse(found: Comparison, _: float) -> Vote:
-    return {WORSE: True, HELPS: False}.get(verdict(found))
+def _vote(expected: str, found: Comparison, base: float = 0.0) -> Vote:
+    """Whether a significant difference is the ``expected`` one: HELPS, WORSE or _ALIKE.
 
-
-def _better(found: Comparison, _: float) -> Vote:
-    return {HELPS: True, WORSE: False}.get(verdict(found))
-
-
-def _alike(found: Comparison, base: float) -> Vote:
-    """True only if the whole 99 % interval is within 1 % of the baseline's loss (a large p does not show equality)."""
+    Equality needs the whole 99 % interval within 1 % of the baseline's loss (a large p does not show it).
+    """
     if verdict(found) in (HELPS, WORSE):
-        return False
-    close = found.interval is not None and max(map(abs, found.interval)) <= _LIKE * abs(base)
+        return verdict(found) == expected
+    close = expected == _ALIKE and found.interval is not None and max(map(abs, found.interval)) <= _LIKE * abs(base)
     return True if close and len(found.seeds) > 1 else None
 
 
@@ -114,7 +110,7 @@ class _Comparison:
 
     tasks: Sequence[str]
     arm: str
-    vote: Callable[[Comparison, float], Vote]
+    expected: str  # HELPS, WORSE or _ALIKE
     against: str = BASELINE
     counts: bool = True
 
@@ -132,21 +128,21 @@ class _Comparison:
             found = compare(ours.final(TRAIN), theirs.final(TRAIN))
             if found.difference is None:
                 continue
-            votes.append(self.vote(found, theirs.final(TRAIN).mean()))
+            votes.append(_vote(self.expected, found, theirs.final(TRAIN).mean()))
             whose = theirs.arm.label if self.against != BASELINE else "RR"
             lines.append(f"{task}: {numbers(ours, theirs, TRAIN, found, whose=whose)}")
         return votes if self.counts else [], lines
 
 
-def _compared(comparisons: Sequence[_Comparison], run: str, file: str, evidence: Evidence, note: str = "") -> Finding:
-    """The combined verdict of several comparisons; the figure is ``file`` in the report on ``run``."""
+def _compared(comparisons: Sequence[_Comparison], figure: tuple[str, str], note: str, evidence: Evidence) -> Finding:
+    """The combined verdict of several comparisons, with the figure of a run by the names of both."""
     votes: list[Vote] = []
     told = [note] if note else []
     for comparison in comparisons:
         cast, lines = comparison.votes(evidence)
         votes += cast
         told += lines
-    return Finding(together(votes), tuple(dict.fromkeys(told)), evidence.figure(run, file))
+    return Finding(together(votes), tuple(dict.fromkeys(told)), evidence.figure(*figure))
 
 
 def _finer(evidence: Evidence) -> Finding:
@@ -164,16 +160,13 @@ def _finer(evidence: Evidence) -> Finding:
         return Finding(OPEN, tuple(lines)) if lines else NOT_RUN
     found = compare(fine.final(TRAIN), coarse.final(TRAIN))
     lines.append(f"One example against 64: {numbers(fine, coarse, TRAIN, found, whose='64')}")
-    return Finding(together([_better(found, 0.0)]), tuple(lines), evidence.figure("granularity", "rr-difference"))
+    return Finding(together([_vote(HELPS, found)]), tuple(lines), evidence.figure("granularity", "rr-difference"))
 
 
 def _comparable(evidence: Evidence) -> Finding:
     """Both orders help, GraB is not significantly worse, and Greedy stores at least 100 times as much."""
-    view, ours, theirs = (
-        evidence.at_rr(_UNITS),
-        evidence.entry(_UNITS, "grab"),
-        evidence.entry(_UNITS, "greedy"),
-    )
+    view = evidence.at_rr(_UNITS)
+    ours, theirs = evidence.entry(_UNITS, "grab"), evidence.entry(_UNITS, "greedy")
     if view is None or ours is None or theirs is None:
         return NOT_RUN
     found = compare(ours.final(TRAIN), theirs.final(TRAIN))
@@ -182,7 +175,7 @@ def _comparable(evidence: Evidence) -> Finding:
     for arm, comparison in view.comparisons(TRAIN).items():
         baseline = view.baseline(arm)
         if arm in ("grab", "greedy") and baseline is not None:
-            votes.append(_better(comparison, 0.0))
+            votes.append(_vote(HELPS, comparison))
             lines.append(f"{view.entries[arm].arm.label}: {numbers(view.entries[arm], baseline, TRAIN, comparison)}")
     held = {row.name: row.order_bytes for row in rows(view)}
     greedy, grab = held.get("greedy") or 0, held.get("grab") or 0
@@ -216,60 +209,51 @@ def _too_large(evidence: Evidence) -> Finding:
 _GENERALLY = "“In general, GraB is able to converge faster in terms of both training and validation loss.”"
 _BOTH, _CONVEX, _OTHER = ("mnist", "cifar10"), ("mnist",), ("cifar10",)
 
+
+def _claim(title: str, paper: str, figure: tuple[str, str], *comparisons: _Comparison, note: str = "") -> Claim:
+    return Claim(title, paper, partial(_compared, comparisons, figure, note))
+
+
 CLAIMS = (
     *(
         Claim(f"GraB {how}: {what}", _GENERALLY, partial(_faster, task, metric))
         for how, metric in (("trains faster", TRAIN), ("validates better", VALID))
         for task, what in PAPER_TASKS.items()
     ),
-    Claim(
+    _claim(
         "No tuning beyond RR's",
         "GraB reuses RR's hyperparameters: an in-place improvement.",
-        partial(_compared, [_Comparison(tuple(PAPER_TASKS), "grab", _better)], "mnist", "rates"),
+        ("mnist", "rates"),
+        _Comparison(tuple(PAPER_TASKS), "grab", HELPS),
     ),
-    Claim(
+    _claim(
         "Shuffle once is the worst",
         "“Shuffle Once performs worst in all the cases.”",
-        partial(_compared, [_Comparison(_EVERY, "so", _worse)], "mnist", "rr-difference"),
+        ("mnist", "rr-difference"),
+        _Comparison(_EVERY, "so", WORSE),
     ),
-    Claim(
+    _claim(
         "FlipFlop is like RR",
         "“FlipFlop is generally the same as RR.”",
-        partial(
-            _compared,
-            [_Comparison(_EVERY, "flipflop", _alike)],
-            "cifar10",
-            "rr-difference",
-            note="“Like RR” means that the 99 % interval of the difference is within 1 % of RR's loss.",
-        ),
+        ("cifar10", "rr-difference"),
+        _Comparison(_EVERY, "flipflop", _ALIKE),
+        note="“Like RR” means that the 99 % interval of the difference is within 1 % of RR's loss.",
     ),
-    Claim(  # supported if worse than GraB; the comparison with RR does not vote
+    _claim(  # supported if worse than GraB; the comparison with RR does not vote
         "1-step GraB fails",
         "An order from the first epoch, kept, “does not work well”.",
-        partial(
-            _compared,
-            [
-                _Comparison(_BOTH, "grab-1step", _worse, against="grab"),
-                _Comparison(_BOTH, "grab-1step", _better, counts=False),
-            ],
-            "mnist",
-            "rr-train-loss-epochs",
-        ),
+        ("mnist", "rr-train-loss-epochs"),
+        _Comparison(_BOTH, "grab-1step", WORSE, against="grab"),
+        _Comparison(_BOTH, "grab-1step", HELPS, counts=False),
     ),
-    Claim(  # better than RR on the convex task and worse than GraB on the other
+    _claim(  # better than RR on the convex task and worse than GraB on the other
         "Retrain from GraB works on convex tasks only",
         "GraB's last order, kept in a new run, is comparable to GraB on MNIST, “but not on the non-convex one”.",
-        partial(
-            _compared,
-            [
-                _Comparison(_CONVEX, "retrain", _better),
-                _Comparison(_OTHER, "retrain", _worse, against="grab"),
-                _Comparison(_CONVEX, "retrain", _worse, against="grab", counts=False),
-                _Comparison(_OTHER, "retrain", _better, counts=False),
-            ],
-            "mnist",
-            "rr-difference",
-        ),
+        ("mnist", "rr-difference"),
+        _Comparison(_CONVEX, "retrain", HELPS),
+        _Comparison(_OTHER, "retrain", WORSE, against="grab"),
+        _Comparison(_CONVEX, "retrain", WORSE, against="grab", counts=False),
+        _Comparison(_OTHER, "retrain", HELPS, counts=False),
     ),
     Claim("Finer units order better", "Ordering whole batches “would compromise the benefits”.", _finer),
     Claim(

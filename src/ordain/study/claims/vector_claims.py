@@ -11,7 +11,7 @@ import numpy as np
 from ordain.study.claims.evidence import NOT_RUN, Claim, Evidence, Finding, together
 from ordain.study.vectors import STUDIES
 from ordain.study.vectors.convergence_figures import n_exponents
-from ordain.study.vectors.vector_study import Record
+from ordain.study.vectors.vector_study import Record, where
 
 _ALIKE = 1.1  # ratio up to which prefix sums count as similar
 Votes = Callable[[Any, list[Record]], Iterable[bool | None]]
@@ -28,28 +28,25 @@ def _study(name: str, figure: str, votes: Votes, evidence: Evidence) -> Finding:
 
 def _shorter(_: Any, records: list[Record]) -> Iterable[bool | None]:
     """Prefix sums are shorter after ten rounds than after one, and after one than in random order."""
-    mean = {order: _mean(records, order=order) for order in ("random", "herding-1", "herding-10")}
-    return [mean["herding-10"] < mean["herding-1"] < mean["random"]]
-
-
-def _mean(records: list[Record], **fields: Any) -> float:
-    return float(np.mean([r["l2"] for r in records if all(r[name] == value for name, value in fields.items())]))
+    orders = ("herding-10", "herding-1", "random")
+    ten, one, none = (np.mean([record["l2"] for record in where(records, order=order)]) for order in orders)
+    return [bool(ten < one < none)]
 
 
 def _similar(config: Any, records: list[Record]) -> Iterable[bool | None]:
     """Algorithm 6 is close to Algorithm 5 after the last round, for every dimension."""
     for d in config.dims:
-        ends = {
-            name: np.mean([r["l2"][-1] for r in records if (r["d"], r["balancer"]) == (d, name)])
-            for name in ("deterministic", "walk")
-        }
-        yield bool(ends["walk"] <= _ALIKE * ends["deterministic"])
+        found = (where(records, d=d, balancer=name) for name in ("deterministic", "walk"))
+        ours, walk = (np.mean([record["l2"][-1] for record in of]) for of in found)
+        yield bool(walk <= _ALIKE * ours)
 
 
 def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
     """Whether greedy is worse than random at the largest n; inconclusive if Algorithm 1 itself is not."""
-    last = [r for r in records if r["n"] == config.sizes[-1]]
-    mean = {order: np.mean([r[order] for r in last]) for order in ("random", "greedy", "greedy-centred")}
+    mean = {
+        order: np.mean([r[order] for r in where(records, n=config.sizes[-1])])
+        for order in ("random", "greedy", "greedy-centred")
+    }
     yield bool(mean["greedy"] > mean["random"])
     yield True if mean["greedy-centred"] > mean["random"] else None
 

@@ -26,13 +26,13 @@ _Folder = Annotated[
 
 def tasks() -> None:
     """List the tasks that ``ordain run`` trains."""
-    from ordain.study.runs.ablations import ABLATIONS
+    from ordain.study.runs.config import ABLATIONS
     from ordain.study.tasks import TASKS
     from ordain.study.vectors import STUDIES
 
     table = Table("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "an epoch")
     for task in TASKS.values():
-        defaults = task.defaults
+        defaults, seconds = task.defaults, task.seconds_per_epoch
         table.add_row(
             task.name,
             task.data,
@@ -42,7 +42,7 @@ def tasks() -> None:
             str(defaults.batch_size),
             ", ".join(f"{lr:g}" for lr in defaults.rates),
             str(defaults.epochs),
-            _time(task.seconds_per_epoch),
+            f"{seconds:g} s" if seconds < 100 else f"{seconds / 60:.0f} min",
         )
     show(
         table,
@@ -51,13 +51,9 @@ def tasks() -> None:
         "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
         f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",
         *(f"{ablation.name} --task TASK: {ablation.title}" for ablation in ABLATIONS.values()),
-        *(f"{study.name}: {study.title}" for study in STUDIES.values()),
+        *(f"{name}: {study.kind.title}" for name, study in STUDIES.items()),
         numbers_from=3,
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 @data.command("list")

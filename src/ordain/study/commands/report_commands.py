@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.progress import displaying
 
 _SHOWN = (
     "order",
@@ -32,7 +33,6 @@ def demo(
     with plain_errors():
         from ordain.study.demo import RATE, demo_config, write_demo  # these import scikit-learn and matplotlib
         from ordain.study.report.number_text import counted
-        from ordain.study.runs.display import displaying
 
         command = shlex.join(["ordain", "demo", "--out", str(out), "--seeds", str(seeds), "--epochs", str(epochs)])
         with displaying(epochs) as report:
@@ -92,7 +92,7 @@ def claims(
 def pack(folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]) -> None:
     """Replace the records of each run by one compressed file. Resuming the run unpacks it again."""
     with plain_errors():
-        from ordain.study.lock import only_one
+        from ordain.study.files import only_one
         from ordain.study.runs.record_lines import pack as pack_records
         from ordain.study.runs.run_folder import read_header
 

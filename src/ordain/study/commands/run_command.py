@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ordain.errors import InputError
-from ordain.study.commands.terminal import command_line, plain_errors
-from ordain.study.progress import reporting
+from ordain.study.commands.terminal import plain_errors
+from ordain.study.progress import displaying, reporting
 
 if TYPE_CHECKING:
     from ordain.study.runs.config import RunConfig
@@ -68,10 +69,8 @@ def run(
     verify: Annotated[bool, typer.Option(help="Check the data against their published checksums.")] = True,
 ) -> None:
     """Train a task with several orders. The same command resumes an interrupted run."""
-    from ordain.study.runs.ablations import ABLATIONS
     from ordain.study.runs.arms import on_ranks
-    from ordain.study.runs.config import RunConfig
-    from ordain.study.runs.display import displaying
+    from ordain.study.runs.config import ABLATIONS, RunConfig
     from ordain.study.runs.runner import run as run_all
     from ordain.study.tasks import TASKS
     from ordain.study.tasks.bert import settled
@@ -92,6 +91,9 @@ def run(
         if trained is None:
             known = ", ".join(TASKS if ablation else (*TASKS, *ABLATIONS, *STUDIES))
             raise InputError(f"the task {asked!r}", expected=f"one of {known}", remedy="See: ordain tasks")
+        if not (math.isfinite(memory_limit) and memory_limit > 0):
+            came, expected = f"--memory-limit {memory_limit}", "a finite number of GiB above 0"
+            raise InputError(came, expected=expected, remedy="Leave it out for 2.")
         defaults = trained.defaults
         own = ",".join(ablation.arms) if ablation else _ORDERS
         rates = (
@@ -114,7 +116,7 @@ def run(
             limit=limit,
             herding=herding,
             threads=threads,
-            memory_limit=_bytes(memory_limit),
+            memory_limit=max(1, round(memory_limit * 2**30)),
             greedy_hours=greedy_hours,
             weights=settled(weights) if weights else None,
             optimizer=optimizer,
@@ -126,7 +128,7 @@ def run(
                 report=report,
                 data=data_dir,
                 jobs=jobs,
-                command=command_line(),
+                command=shlex.join(["ordain", *sys.argv[1:]]),
                 verify=verify,
                 tensorboard=tensorboard,
             )
@@ -167,14 +169,6 @@ def _listed(option: str, words: str, kind: type[_Number], *, expected: str, exam
         came = f"{option} {shlex.quote(words)}"
         raise InputError(came, expected=expected, remedy=f"Write {option} {example}.")
     return found
-
-
-def _bytes(gibibytes: float) -> int:
-    if not (math.isfinite(gibibytes) and gibibytes > 0):
-        raise InputError(
-            f"--memory-limit {gibibytes}", expected="a finite number of GiB above 0", remedy="Leave it out for 2."
-        )
-    return max(1, round(gibibytes * 2**30))
 
 
 def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:

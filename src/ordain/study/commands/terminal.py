@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,8 +41,3 @@ def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:
     console.print(table)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
-
-
-def command_line() -> str:
-    """The current command line."""
-    return shlex.join(["ordain", *sys.argv[1:]])

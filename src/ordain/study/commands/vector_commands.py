@@ -39,7 +39,12 @@ def herd(
 ) -> None:
     """Find an order of vectors whose prefix sums stay small (the herding problem)."""
     with plain_errors(), ExitStack() as files:
-        _check_distinct(vectors, out, plot)
+        if plot and plot.suffix.lower() != ".png":
+            raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="Only PNG is supported.")
+        paths = [path.resolve() for path in (vectors, out, plot) if path]
+        if len(set(paths)) < len(paths):
+            expected = "different files for input and outputs"
+            raise InputError("one path twice", expected=expected, remedy="Change --out or --plot.")
         z = read_vectors(vectors)
         order_file = files.enter_context(replacing(out))
         plot_file = files.enter_context(replacing(plot)) if plot else None
@@ -67,16 +72,6 @@ def herd(
 def _compared(what: str, before: float, after: float) -> str:
     factor = f"{before / after:.1f}x" if after else "-"
     return f"{what:<28}{before:>12.6g}{after:>12.6g}{factor:>9}"
-
-
-def _check_distinct(vectors: Path, out: Path, plot: Path | None) -> None:
-    if plot and plot.suffix.lower() != ".png":
-        raise InputError(f"--plot {plot}", expected="a name that ends in .png", remedy="Only PNG is supported.")
-    paths = [path.resolve() for path in (vectors, out, plot) if path]
-    if len(set(paths)) < len(paths):
-        raise InputError(
-            "one path twice", expected="different files for input and outputs", remedy="Change --out or --plot."
-        )
 
 
 def simulate_ranks(

@@ -38,7 +38,10 @@ def extract(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> None:
     try:
         with closing((_zip_members if archive.suffix == ".zip" else _tar_members)(archive)) as members:
             for full_name, size, open_member in members:
-                name = _safe(archive, full_name)
+                path = PurePosixPath(full_name)
+                if path.is_absolute() or PureWindowsPath(full_name).drive or ".." in path.parts or "\\" in full_name:
+                    raise _refused(archive, f"a member {full_name[:80]!a} that leads out of its folder")
+                name = str(path)
                 if name not in wanted:
                     unwanted += size
                     if unwanted > _UNWANTED:
@@ -47,8 +50,12 @@ def extract(archive: Path, wanted: Mapping[str, tuple[Path, int]]) -> None:
                 inside = open_member() if open_member and name in missing else None
                 if inside is None:
                     raise _refused(archive, f"{name!a}, which is a link or a folder, or there twice")
-                with inside:
-                    _save(archive, name, inside, *wanted[name])
+                target, limit = wanted[name]
+                with inside, replacing(target) as file:
+                    while piece := inside.read(_CHUNK):
+                        if file.tell() + len(piece) > limit:
+                            raise _refused(archive, f"a {name!a} of more than {limit:,} bytes")
+                        file.write(piece)
                 missing.remove(name)
     except _DAMAGED as error:
         # gzip raises an OSError for a damaged file, and the system one (EINVAL) for an offset before its start.
@@ -92,24 +99,6 @@ class _BoundedReads(io.RawIOBase):
 
     def tell(self) -> int:
         return self._file.tell()
-
-
-def _safe(archive: Path, name: str) -> str:
-    """The normalised name; refused if it leads out of the folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts or "\\" in name:
-        raise _refused(archive, f"a member {name[:80]!a} that leads out of its folder")
-    return str(path)
-
-
-def _save(archive: Path, name: str, inside: IO[bytes], target: Path, limit: int) -> None:
-    size = 0
-    with replacing(target) as file:
-        while piece := inside.read(_CHUNK):
-            size += len(piece)
-            if size > limit:
-                raise _refused(archive, f"a {name!a} of more than {limit:,} bytes")
-            file.write(piece)
 
 
 def _refused(archive: Path, what: str) -> FetchError:

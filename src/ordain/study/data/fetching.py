@@ -92,8 +92,11 @@ def download(item: Download, target: Path, *, report: Report) -> None:
         store.fetch(target.name, downloader=lambda url, temporary, _: _transfer(item, Path(temporary), report))
         target.chmod(0o644)  # a data folder may be shared; pooch creates files that only their owner can read
     except requests.RequestException as error:
+        cause: BaseException = error
+        while cause.__context__:  # the first of a chain of errors says in few words what happened
+            cause = cause.__context__
         raise FetchError(
-            f"no whole file from {item.url} ({_root(error)})",
+            f"no whole file from {item.url} ({cause})",
             expected="a connection that lasts",
             remedy=f"{_AGAIN} later, or {by_hand}",
         ) from None
@@ -109,11 +112,6 @@ def download(item: Download, target: Path, *, report: Report) -> None:
             expected=f"space for up to {item.limit:,} bytes",
             remedy="Free some space, or choose another folder with --data-dir.",
         ) from None
-
-
-def _root(error: BaseException) -> BaseException:
-    """The first of a chain of errors, which says in few words what happened."""
-    return _root(error.__context__) if error.__context__ else error
 
 
 def _transfer(item: Download, temporary: Path, report: Report) -> None:

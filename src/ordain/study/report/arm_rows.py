@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,7 @@ from ordain.study.report.views import ACCURACY, TRAIN, VALID, VALID_ACCURACY, En
 from ordain.study.runs.arms import is_baseline
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Mean and standard deviation over seeds; None if undefined."""
 
     mean: float | None
@@ -103,12 +103,8 @@ def final_spread(entry: Entry, metric: Metric) -> Spread:
 def _verdict(entry: Entry, comparison: Comparison | None) -> str:
     if not entry.seeds:
         return entry.reason
-    if is_baseline(entry.arm.name):
-        said = "the baseline"
-    elif comparison is None:
-        said = "no RR baseline"
-    else:
-        said = verdict(comparison)
+    said = "no RR baseline" if comparison is None else verdict(comparison)
+    said = "the baseline" if is_baseline(entry.arm.name) else said
     return f"{said}; {entry.reason}" if entry.reason else said
 
 
@@ -117,8 +113,8 @@ COLUMNS: dict[str, Callable[[Row, int, int], str]] = {
     "order": lambda row, *_: row.label,
     "verdict": lambda row, *_: row.verdict,
     "rate": lambda row, *_: NOTHING if row.rate is None else f"{row.rate:g}",
-    "final train loss": lambda row, train, _: spread(row.train.mean, row.train.sd, train),
-    "valid loss": lambda row, _, valid: spread(row.valid.mean, row.valid.sd, valid),
+    "final train loss": lambda row, train, _: spread(*row.train, train),
+    "valid loss": lambda row, _, valid: spread(*row.valid, valid),
     "test acc. %": lambda row, *_: spread(row.accuracy.mean, row.accuracy.sd, 2),
     "epochs to RR's best": lambda row, *_: NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}",
     "time to RR's best": lambda row, *_: seconds_text(row.seconds_to_goal),

@@ -64,10 +64,14 @@ def draw_curves(axes: Axes, view: View, looks: Mapping[str, Style], metric: Metr
     series = {name: values for name, values in found.items() if len(values)}
     # Time up to each epoch.
     times = {name: by_epoch(view.entries[name], "training_seconds").median(axis=1).cumsum() for name in series}
-    unit, size = _time_unit(max((float(times[name][of.index[-1]]) for name, of in series.items()), default=0.0))
+    end = max((float(times[name][of.index[-1]]) for name, of in series.items()), default=0.0)
+    unit, size = ("hours", 3600) if end > 3 * 3600 else ("minutes", 60) if end > 300 else ("seconds", 1)
     for name, values in series.items():
         at = times[name][values.index] / size if seconds else values.index
-        _draw_band(axes, plain(view.entries[name].arm.label), at, values, looks[name], len(series) <= _MOST_BANDS)
+        mean, band, look = values.mean(axis=1), values.std(axis=1), looks[name]
+        axes.plot(at, mean, label=plain(view.entries[name].arm.label), **look.line(max(1, len(mean) // 8)))
+        if len(series) <= _MOST_BANDS and values.shape[1] > 1:
+            axes.fill_between(at, mean - band, mean + band, color=look.color, alpha=0.12, linewidth=0)
     if metric.lower_is_better and series:
         _log_if_wide(axes, [values.mean(axis=1) for values in series.values()])
     axes.set_xlabel(f"{unit} of training, without evaluation" if seconds else "epochs")
@@ -139,14 +143,6 @@ def by_epoch(entry: Entry, column: str) -> pd.DataFrame:
     return entry.epochs[column].unstack("seed").drop(index=0, errors="ignore")
 
 
-def _draw_band(axes: Axes, label: str, at: Any, values: pd.DataFrame, look: Style, banded: bool) -> None:
-    mean = values.mean(axis=1)
-    axes.plot(at, mean, label=label, **look.line(max(1, len(mean) // 8)))
-    if banded and values.shape[1] > 1:
-        band = values.std(axis=1)
-        axes.fill_between(at, mean - band, mean + band, color=look.color, alpha=0.12, linewidth=0)
-
-
 def _log_if_wide(axes: Axes, means: Sequence[pd.Series]) -> None:
     every = pd.concat(means)
     if every.min() > 0 and every.max() / every.min() > _LOG_FROM:
@@ -155,7 +151,3 @@ def _log_if_wide(axes: Axes, means: Sequence[pd.Series]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    return ("hours", 3600.0) if seconds > 3 * 3600 else ("minutes", 60.0) if seconds > 300 else ("seconds", 1.0)

@@ -89,9 +89,8 @@ def plain(label: str) -> str:
     """Make a label safe for matplotlib: no math mode, no control characters, limited length."""
     shown = "".join(letter for letter in label if letter.isprintable())
     shown = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-    return (" " if shown.startswith("_") else "") + shown.replace(
-        "$", r"\$"
-    )  # matplotlib hides labels that start with _
+    shown = f" {shown}" if shown.startswith("_") else shown  # matplotlib hides labels that start with _
+    return shown.replace("$", r"\$")
 
 
 def capital(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ordain.study.report.training_figures import Drawn
 from ordain.study.report.verdict_sentences import Sentence
-from ordain.study.runs.run_folder import Header, Made
+from ordain.study.runs.run_folder import Header
 
 _LONGEST = 2000
 
@@ -82,23 +82,20 @@ def commands(header: Header) -> Table | None:
     first, *others = header.made
     if not others:
         return None
-    lines = [
-        (made.command or "", made.started or "", made.revision or "unknown", _changes(made, first))
-        for made in header.made
-    ]
+    before, lines = {**first.machine, **first.versions}, []
+    for made in header.made:
+        now = {**made.machine, **made.versions}
+        changes = value_text({name: value for name, value in now.items() if before.get(name) != value})
+        lines.append((made.command or "", made.started or "", made.revision or "unknown", changes or "none"))
     return Table("Commands", ("command", "started", "revision", "changes since the first"), lines)
-
-
-def _changes(made: Made, first: Made) -> str:
-    """What changed in machine and versions since the first command."""
-    mine, theirs = {**made.machine, **made.versions}, {**first.machine, **first.versions}
-    return value_text({name: value for name, value in mine.items() if theirs.get(name) != value}) or "none"
 
 
 def value_text(value: object) -> str:
     """Format a JSON value for reading."""
     if isinstance(value, dict):
-        text = ", ".join(f"{_words(key)} {value_text(of)}" for key, of in value.items() if of is not None)
+        text = ", ".join(
+            f"{str(key).replace('_', ' ')} {value_text(of)}" for key, of in value.items() if of is not None
+        )
     elif isinstance(value, list | tuple):
         text = _seeds(value) or " ".join(value_text(of) for of in value)
     elif isinstance(value, bool):
@@ -108,10 +105,6 @@ def value_text(value: object) -> str:
     else:
         text = "none" if value is None else str(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-
-
-def _words(key: object) -> str:
-    return str(key).replace("_", " ")
 
 
 def _seeds(values: Sequence[object]) -> str:

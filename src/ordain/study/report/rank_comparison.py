@@ -55,7 +55,10 @@ def _figure(view: View) -> Figure | None:
         panels.setdefault(_base(name), {})[name] = told
     if not panels:
         return None
-    looks = {kind: _ALONE if kind[0] == 1 else _look(place) for place, kind in enumerate(kinds)}
+    looks = {}
+    for place, kind in enumerate(kinds):  # later lines are thinner and dashed, so that earlier ones stay visible
+        dashes, width = DASHES[(place - 1) % len(DASHES)], max(1.2, 3.6 - 0.8 * place)
+        looks[kind] = _ALONE if kind[0] == 1 else replace(style(place + 1), linestyle=dashes, linewidth=width)
     with rc_context(FONTS):
         figure = Figure(figsize=(WIDTH, 0.6 + 2.1 * len(panels)), layout="constrained")
         rows = figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0]
@@ -70,12 +73,6 @@ def _figure(view: View) -> Figure | None:
         labels = [_words(*kind) for kind in kinds]
         figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=3, **LEGEND)
     return figure
-
-
-def _look(place: int) -> Style:
-    """Later lines are thinner and dashed, so that earlier ones stay visible."""
-    width = max(1.2, 3.6 - 0.8 * place)
-    return replace(style(place + 1), linestyle=DASHES[(place - 1) % len(DASHES)], linewidth=width)
 
 
 def _kind(arm: Arm) -> tuple[int, str]:
@@ -102,19 +99,16 @@ def _line(view: View, name: str, entry: Entry, steps: int, decimals: int) -> tup
     arm, alone = entry.arm, view.entries.get(_base(name))
     trained = entry.epochs.drop(index=0, level="epoch", errors="ignore")
     gaps = (entry.epochs.train_loss - alone.epochs.train_loss).abs() if alone and arm.ranks > 1 else pd.Series()
+    medians = (trained[part].median() for part in ("training_seconds", "ordering"))
     return (
         arm.label,
         str(arm.ranks),
         arm.mode or NOTHING,
         number(number_or_none(entry.final(TRAIN).mean()), decimals),
         f"{gaps.max():.1e}" if gaps.notna().any() else NOTHING,  # over common epochs and seeds
-        *(_milliseconds(trained[part], steps) for part in ("training_seconds", "ordering")),
+        *(f"{1000 * part / steps:.2f} ms" if steps and len(trained) else NOTHING for part in medians),
         bytes_text(number_or_none(trained.sent_bytes.median())),
     )
-
-
-def _milliseconds(seconds: pd.Series, steps: int) -> str:
-    return f"{1000 * seconds.median() / steps:.2f} ms" if len(seconds) and steps else NOTHING
 
 
 def _shown(view: View) -> dict[str, Entry]:

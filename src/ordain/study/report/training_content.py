@@ -17,12 +17,10 @@ from ordain.study.report.page_content import (
     value_text,
 )
 from ordain.study.report.rank_comparison import ranks_section, ranks_table
-from ordain.study.report.statistics import Comparison
 from ordain.study.report.training_figures import training_figures
 from ordain.study.report.verdict_sentences import OUT, Sentence, headline, mean_over, sentences
 from ordain.study.report.views import (
     TRAIN,
-    Entry,
     Problem,
     View,
     at_rate,
@@ -48,8 +46,9 @@ def training_content(run: Run) -> Content:
     costs = Section("Rates and costs", f"Time, memory and speed: {found[0].title}.", drawn["costs"])
     ranks, more = ranks_section(found[0]), (rates_table(run), ranks_table(run, found[0]))
     out = [*problems(run), *missing_jobs(run, found)]
+    study = run.config.get("study", TRAINING)
     return Content(
-        title=f"{run.header.task}: {_subject(run)}",
+        title=f"{run.header.task}: {'orders compared' if study == TRAINING else f'study of {study}'}",
         facts=_facts(run),
         warnings=_warnings(run, found, out),
         tellings=[_telling(run, view) for view in found],
@@ -93,44 +92,38 @@ def _facts(run: Run) -> str:
     problem, config = run.header.problem, run.config
     sizes = {"train": "to train on", "valid": "to validate", "test": "to test"}
     examples = ", ".join(f"{count_text(problem[key])} {what}" for key, what in sizes.items() if problem.get(key))
-    counts = {
-        "parameter{}": problem.get("parameters"),
-        "epoch{}": config.get("epochs"),
-        "example{} to a batch": config.get("batch_size"),
-    }
+    counts = (
+        (problem, "parameters", "parameter{}"),
+        (config, "epochs", "epoch{}"),
+        (config, "batch_size", "example{} to a batch"),
+    )
     told = [
-        f"{count_text(count)} {unit.format('s' * (count != 1))}" for unit, count in counts.items() if count is not None
+        f"{count_text(of[key])} {unit.format('s' * (of[key] != 1))}"
+        for of, key, unit in counts
+        if of.get(key) is not None
     ]
-    stepped = ["AdamW"] if config.get("optimizer") == "adamw" else []
-    return "; ".join([*([examples] if examples else []), *told, *stepped])
+    stepped = "AdamW" if config.get("optimizer") == "adamw" else ""
+    return "; ".join(filter(None, [examples, *told, stepped]))
 
 
 def _warnings(run: Run, found: Sequence[View], out: Sequence[Problem]) -> list[str]:
     said = []
-    limit = run.config.get("limit")
-    if limit is not None:
+    if (limit := run.config.get("limit")) is not None:
         said.append(f"Reduced: at most {count_text(limit)} examples of each set (limit).")
-    jobs = sum(len(problem.rates) * len(problem.seeds) for problem in out)
-    if jobs:
+    if jobs := sum(len(problem.rates) * len(problem.seeds) for problem in out):
         said.append(f"{jobs} job{'s are' if jobs > 1 else ' is'} not compared: see “Not compared” below.")
     if not any(is_baseline(name) for name in run.arms):
         said.append("Random reshuffling (rr) was not run, so there is no baseline.")
     if any(len({entry.seeds for entry in view.shown.values()}) > 1 for view in found):
         said.append("Orders were run with different seeds; each is compared with RR over common seeds.")
-    return said + _at_edges(run, found[0])
+    return said + _at_edges(found[0])
 
 
-def _at_edges(run: Run, view: View) -> list[str]:
+def _at_edges(view: View) -> list[str]:
     """Warnings about arms whose best rate is the largest or smallest one tried."""
-    ends = {"largest": max, "smallest": min}
-    said = []
-    for word, end in ends.items():
-        names = [
-            entry.arm.label
-            for entry in view.shown.values()
-            if len(entry.arm.rates) > 1 and entry.rate == end(entry.arm.rates)
-        ]
-        if names:
+    several, said = [entry for entry in view.shown.values() if len(entry.arm.rates) > 1], []
+    for word, end in (("largest", max), ("smallest", min)):
+        if names := [entry.arm.label for entry in several if entry.rate == end(entry.arm.rates)]:
             said.append(f"The best rate is the {word} tried for {'; '.join(names)}; a rate beyond it may be better.")
     return said
 
@@ -143,11 +136,6 @@ def _problem_table(out: Sequence[Problem]) -> Table:
     return Table("Not compared", ("order", "rates", "seeds", "state", "why"), lines, [problem.state for problem in out])
 
 
-def _subject(run: Run) -> str:
-    study = run.config.get("study", TRAINING)
-    return "orders compared" if study == TRAINING else f"study of {study}"
-
-
 def rates_table(run: Run) -> Table | None:
     """Final training losses compared with RR at the same rate; None if there is only one rate."""
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
@@ -155,22 +143,16 @@ def rates_table(run: Run) -> Table | None:
         return None
     found = [at_rate(run, rate) for rate in rates]
     decimals = places([loss for view in found for entry in view.shown.values() for loss in entry.final(TRAIN).dropna()])
-    columns = [_column(view, decimals) for view in found]
-    rows = [(arm.label, *cells) for arm, *cells in zip(run.arms.values(), *columns, strict=True)]
+    rows = [(arm.label, *(_cell(view, name, decimals) for view in found)) for name, arm in run.arms.items()]
     return Table("Every rate: final training loss", ("order", *(f"at {rate:g}" for rate in rates)), rows)
 
 
-def _column(view: View, decimals: int) -> list[str]:
-    found = view.comparisons(TRAIN)
-    return [_cell(entry, view.baseline(name), found.get(name), decimals) for name, entry in view.entries.items()]
-
-
-def _cell(entry: Entry, baseline: Entry | None, found: Comparison | None, decimals: int) -> str:
+def _cell(view: View, name: str, decimals: int) -> str:
     """Mean ± standard deviation, relative difference from RR over common seeds, and its p-value."""
+    entry, baseline, found = view.entries[name], view.baseline(name), view.comparisons(TRAIN).get(name)
     if not entry.seeds:
         return entry.reason
-    finals = final_spread(entry, TRAIN)
-    told = spread(finals.mean, finals.sd, decimals)
+    told = spread(*final_spread(entry, TRAIN), decimals)
     if baseline is None or found is None or found.difference is None:
         return told
     base = mean_over(baseline, TRAIN, found.seeds)

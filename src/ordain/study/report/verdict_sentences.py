@@ -77,13 +77,10 @@ def _gap(gap: float, theirs: float, decimals: int, unit: str) -> str:
     if gap == 0:
         return "identical"
     size = number(abs(gap), max(decimals, places([gap], digits=2)))
-    relative = " points" if unit else ""
-    share = f" ({_percent(abs(gap / theirs))})" if theirs and not unit else ""
-    return f"{size}{relative} {'lower' if gap < 0 else 'higher'}{share}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+    points, word = " points" if unit else "", "lower" if gap < 0 else "higher"
+    percent = 100 * abs(gap / theirs) if theirs else 0.0
+    share = f" ({percent:.0f} %)" if percent >= 10 else f" ({percent:.2g} %)"
+    return f"{size}{points} {word}{'' if unit or not theirs else share}"
 
 
 def _test(comparison: Comparison) -> str:

@@ -125,7 +125,7 @@ def metrics(run: Run) -> list[Metric]:
 def views(run: Run) -> list[View]:
     """The views "own" and "rr", or only one of them if they are the same."""
     rates = {name: _best_rate(run, arm) for name, arm in run.arms.items()}
-    own = View("own", "each at its own best rate", _entries(run, rates))
+    own = View("own", "each at its own best rate", {name: _entry(run, name, rate) for name, rate in rates.items()})
     baselines = {name: baseline_of(name, run.arms) for name in run.arms}
     shared = {name: rates[baseline] if baseline else None for name, baseline in baselines.items()}
     several = sorted({rate for rate in shared.values() if rate is not None})
@@ -135,8 +135,10 @@ def views(run: Run) -> list[View]:
     title = "all at one rate" if alone else "all at RR's best rate"
     title += f", {several[0]:g}" if len(several) == 1 else " with the same unit size"
     lost = {name for name, rate in rates.items() if rate is not None and shared[name] is None}
-    entries = _entries(run, shared)
-    entries |= {name: _without(run, name, None, "RR has no best rate") for name in lost}
+    entries = {
+        name: _without(run, name, None, "RR has no best rate") if name in lost else _entry(run, name, rate)
+        for name, rate in shared.items()
+    }
     same = View("rr", title, entries)
     if all(rate in (None, shared[name]) for name, rate in rates.items()):
         return [same]
@@ -145,7 +147,7 @@ def views(run: Run) -> list[View]:
 
 def at_rate(run: Run, rate: float) -> View:
     """The view of all arms at a given rate."""
-    return View(f"{rate:g}", f"all at {rate:g}", _entries(run, dict.fromkeys(run.arms, rate)))
+    return View(f"{rate:g}", f"all at {rate:g}", {name: _entry(run, name, rate) for name in run.arms})
 
 
 def _best_rate(run: Run, arm: Arm) -> float | None:
@@ -155,7 +157,7 @@ def _best_rate(run: Run, arm: Arm) -> float | None:
     """
     jobs = select(run.jobs, arm.name)
     lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
-    done = jobs[_finished(run, jobs)].drop(lost, level="lr")
+    done = jobs[(jobs.state == DONE) & (jobs.epoch == run.length)].drop(lost, level="lr")
     losses = {lr: [number_or_none(loss) for loss in of] for lr, of in done.valid_loss.groupby("lr")}
     return next(iter(losses)) if len(losses) == 1 else best_rate(losses)
 
@@ -179,27 +181,18 @@ def problems(run: Run) -> list[Problem]:
     return gathered(found)
 
 
-def _finished(run: Run, jobs: pd.DataFrame) -> pd.Series:
-    return (jobs.state == DONE) & (jobs.epoch == run.length)
-
-
-def _entries(run: Run, rates: Mapping[str, float | None]) -> dict[str, Entry]:
-    return {name: _entry(run, name, rates[name]) for name in run.arms}
-
-
 def _entry(run: Run, name: str, rate: float | None) -> Entry:
     mine = select(run.jobs, name)
     if mine.empty:
         return _without(run, name, None, "not started")
+    jobs = mine if rate is None else select(run.jobs, name, rate)
+    states = sorted({*jobs.state} - {DONE})
     if rate is None:
-        states = sorted({*mine.state} - {DONE})
         reason = f"{' or '.join(states)} at every rate" if states else "no validation loss to select a rate"
         return _without(run, name, None, reason)
-    jobs = select(run.jobs, name, rate)
     if jobs.empty:
         return _without(run, name, rate, "not run at this rate")
-    states = sorted({*jobs.state} - {DONE})
-    done = jobs[_finished(run, jobs)]
+    done = jobs[(jobs.state == DONE) & (jobs.epoch == run.length)]
     if done.empty or not {*_LOST}.isdisjoint(states):  # the remaining seeds would be a biased sample
         return _without(run, name, rate, " and ".join(states) or "ended earlier than the others")
     left = len(jobs) - len(done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ordain.errors import InputError, OrdainError
@@ -18,9 +18,6 @@ from ordain.study.runs.record_lines import records_file
 from ordain.study.runs.records import read_run
 from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
 from ordain.study.strict_json import read_bytes
-
-if TYPE_CHECKING:
-    from ordain.study.vectors.vector_study import Study
 
 
 def write_report(folder: Path, out: Path | None = None) -> Content:
@@ -78,23 +75,17 @@ def _vector_content(folder: Path, header: Header) -> Content:
         )
     study = vectors.STUDIES[header.kind]
     headings, rows = study.table(folder)
+    asked, done = sum(1 for _ in study.saved(folder).points()), read_bytes(records_file(folder)).count(b"\n")
     figures = [
         draw(name, f"Figure: {name.replace('-', ' ')}", figure) for name, figure in study.figures(folder).items()
     ]
     return Content(
-        title=study.title,
+        title=study.kind.title,
         facts="",
-        warnings=_unfinished(study, folder, header),
+        warnings=[f"Unfinished: {done:,} of {asked:,} points have been measured."] if done < asked else [],
         tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
         sections=[Section("Figures", "", figures)] if figures else [],
         tables=[Table("Numbers", headings, rows)] if rows else [],
         made_with=made_with(header),
         commands=commands(header),
     )
-
-
-def _unfinished(study: Study[Any], folder: Path, header: Header) -> list[str]:
-    """A warning if some configured points have not been measured."""
-    asked = sum(1 for _ in study.points(study.sizes(False, **header.config)))
-    measured = read_bytes(records_file(folder)).count(b"\n")
-    return [f"Unfinished: {measured:,} of {asked:,} points have been measured."] if measured < asked else []

@@ -126,16 +126,6 @@ def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> 
     return (*found, *(arm for arm in arms if "+" in arm))
 
 
-def check_units(arm: Arm, n: int) -> None:
-    """Raise InputError if all examples fall into a single unit: there would be nothing to order."""
-    if arm.group > 1 and n <= arm.group:
-        raise InputError(
-            f"{arm.name} in units of {arm.group:,} on {n:,} examples",
-            expected="at least two units",
-            remedy="Use smaller units, after @ or with --group.",
-        )
-
-
 def build_order(
     arm: Arm, model: nn.Module, n: int, *, seed: int, memory_limit: int, fixed: NDArray[Any] | None = None
 ) -> Order:

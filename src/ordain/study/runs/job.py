@@ -87,16 +87,15 @@ def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job
     last = [arm for arm in config.arms if arm == RETRAIN]
     if config.protocol == "tuned":
         first = [arm for arm in config.arms if arm != RETRAIN]
-        return [_jobs(config, first, config.rates), _jobs(config, last, config.rates)]
-    baselines = [arm for arm in config.arms if is_baseline(arm)]
-    others = [arm for arm in config.arms if arm not in (*baselines, RETRAIN)]
-    tuned = _jobs(config, baselines, config.rates)
+        return [_jobs(config, first), _jobs(config, last)]
+    tuned = _jobs(config, [arm for arm in config.arms if is_baseline(arm)])
     if best is None:
         return [tuned]
+    others = [arm for arm in config.arms if not is_baseline(arm) and arm != RETRAIN]
     # Each arm runs at the best rate of its baseline.
     rates = {arm: best[baseline_of(arm, config.arms) or ""] for arm in (*others, *last)}
     return [tuned, *([Job(arm, rates[arm], seed) for seed in config.seeds for arm in arms] for arms in (others, last))]
 
 
-def _jobs(config: RunConfig, arms: Sequence[str], rates: Sequence[float]) -> list[Job]:
-    return [Job(arm, lr, seed) for seed in config.seeds for lr in rates for arm in arms]
+def _jobs(config: RunConfig, arms: Sequence[str]) -> list[Job]:
+    return [Job(arm, lr, seed) for seed in config.seeds for lr in config.rates for arm in arms]

@@ -53,7 +53,10 @@ class Checkpoints:
             raise
         except Exception as error:  # torch raises many kinds of errors for damaged files
             raise DamagedCheckpointError from error
-        if not isinstance(state, dict) or state.keys() != _KEYS or not _fit(state["epoch"], state["lines"]):
+        if not isinstance(state, dict) or state.keys() != _KEYS:
+            raise DamagedCheckpointError
+        epoch, lines = state["epoch"], state["lines"]  # saved after the start line and epochs 0 to epoch
+        if not isinstance(epoch, int) or epoch < 1 or not isinstance(lines, int) or lines != epoch + 2:
             raise DamagedCheckpointError
         return state
 
@@ -72,11 +75,6 @@ class Checkpoints:
     def remove(self) -> None:
         """Delete the checkpoint."""
         self._path.unlink(missing_ok=True)
-
-
-def _fit(epoch: Any, lines: Any) -> bool:
-    """Check the counters: a checkpoint is saved after the start line and epochs 0 to ``epoch``."""
-    return isinstance(epoch, int) and isinstance(lines, int) and epoch >= 1 and lines == epoch + 2
 
 
 def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,43 +79,34 @@ class Memory:
         Otherwise a job could reuse memory freed by an earlier one and appear to need none.
         """
         gc.collect()  # reference cycles may keep the last job's gradients alive
-        _trim()
+        with suppress(AttributeError, OSError, TypeError):  # another C library; Windows has no CDLL(None)
+            ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system (glibc)
         try:
             _CLEAR.write_text("5")
         except OSError:
             return cls(None)
-        return cls(_status_bytes("VmHWM"))
+        return cls(_peak())
 
     def peak_bytes(self) -> int:
         """The peak resident size of this process (including Python, torch and data) since :meth:`begin`.
 
         If the system cannot reset the peak, since the process started.
         """
-        found = _status_bytes("VmHWM")
-        if found is not None:
-            return found
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return _peak() or (peak if sys.platform == "darwin" else peak * 1024)
 
     def job_bytes(self) -> int | None:
         """The peak minus the size at :meth:`begin`: model, order, batches and evaluation, but not the data."""
         return None if self.start is None else max(0, self.peak_bytes() - self.start)
 
 
-def _trim() -> None:
-    """Return freed memory to the system (glibc only)."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # another C library; Windows has no CDLL(None)
-        return
-
-
-def _status_bytes(name: str) -> int | None:
+def _peak() -> int | None:
+    """The peak resident size since it was last reset; None if the system is not Linux."""
     try:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def order_bytes(order: Order, arm: Arm, n: int, d: int) -> int:

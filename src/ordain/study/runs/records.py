@@ -100,7 +100,11 @@ def tables(records: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
         start, end = record.start, record.end
         ended = [getattr(end, name, None) for name in _ENDED]
         jobs.append((*key, *(getattr(start, name, None) for name in _STARTED), record.state, *ended))
-        epochs += [(*key, line.epoch, *_numbers(line)) for line in record.epochs]
+        for line in record.epochs:
+            numbers = [getattr(line, name) for name in _MEASURED]
+            epochs.append(
+                (*key, line.epoch, *numbers, *(line.seconds.get(part, 0.0) for part in (*PARTS, "evaluation")))
+            )
     measured = pd.DataFrame(epochs, columns=[*_KEY, "epoch", *_MEASURED, *PARTS, "evaluation"])
     measured = measured.set_index([*_KEY, "epoch"]).astype(float)
     measured["training_seconds"] = measured[list(PARTS)].sum(axis=1)
@@ -115,13 +119,6 @@ def tables(records: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
         )
     last = measured.reset_index("epoch").astype({"epoch": float}).groupby(_KEY, sort=False).tail(1)
     return listed.join(last), measured
-
-
-def _numbers(line: Epoch) -> list[float | None]:
-    return [
-        *(getattr(line, name) for name in _MEASURED),
-        *(line.seconds.get(part, 0.0) for part in (*PARTS, "evaluation")),
-    ]
 
 
 def _arm(name: str, jobs: pd.DataFrame) -> Arm:

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError, StateError
-from ordain.study.files import write_bytes
 from ordain.study.runs import probe
-from ordain.study.runs.arms import STORING, check_units, parse, stored_bytes
+from ordain.study.runs.arms import STORING, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
 from ordain.study.strict_json import STRICT, validated
 from ordain.study.tasks import LoadedTask
@@ -107,23 +106,23 @@ def read_config(out: Path) -> dict[str, Any] | None:
     return saved
 
 
-def write_config(out: Path, content: dict[str, Any]) -> None:
-    """Write ``config.json`` atomically."""
-    write_bytes(out / _NAME, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
-
-
 def describe(problem: LoadedTask, config: RunConfig, *, verify: bool) -> dict[str, Any]:
     """Sizes and notes of a problem; raises InputError if the configuration cannot run on it."""
     n, d = len(problem.train_x), sum(p.numel() for p in problem.build(0).parameters() if p.requires_grad)
     arms = [parse(name, group=config.group) for name in config.arms]
     for arm in arms:
-        check_units(arm, n)
+        if arm.group > 1 and n <= arm.group:
+            came, remedy = (
+                f"{arm.name} in units of {arm.group:,} on {n:,} examples",
+                "Use smaller units, after @ or with --group.",
+            )
+            raise InputError(came, expected="at least two units", remedy=remedy)
     if config.herding:
         probe.check_size(n, d)
     return {
         "train": n,
         "valid": len(problem.valid_x),
-        "test": 0 if problem.test_x is None else len(problem.test_x),
+        "test": len(problem.test_x),
         "parameters": d,
         "notes": [*problem.notes, *([] if verify else ["The data's checksums were not compared."])],
         "stored_bytes": {arm.name: stored_bytes(arm, n, d) for arm in arms if arm.order in STORING},

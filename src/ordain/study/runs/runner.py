@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,15 +10,15 @@ from pathlib import Path
 
 from ordain.errors import InputError
 from ordain.study.data import data_dir
-from ordain.study.lock import only_one
+from ordain.study.files import only_one, write_bytes
 from ordain.study.machine import provenance
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
 from ordain.study.runs.record_writer import check_installed
-from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config, write_config
-from ordain.study.runs.team import Message, do_here, do_in_processes, load_problem
+from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config
+from ordain.study.runs.team import Message, do_here, do_in_processes
 from ordain.study.runs.train_job import Setting
 from ordain.study.tasks import TASKS
 
@@ -70,29 +71,29 @@ def run(
         checkpoint_every: minimum number of seconds between checkpoints of a job.
         tensorboard: log to TensorBoard as well.
     """
-    check(config)
+    for came, expected, remedy in _faults(config):
+        raise InputError(came, expected=expected, remedy=remedy)
     if tensorboard:
         check_installed()
     setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
     problem = None
     if not (out / "config.json").exists():
-        problem = load_problem(setting)
+        problem = setting.load()
         describe(problem, config, verify=verify)  # raise before creating a folder
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
         saved = read_config(out)
         unpack(out)
-        whole = (
-            merged(RunConfig.from_json(saved["config"], where=f"the configuration in {out / 'config.json'}"), config)
-            if saved
-            else config
-        )
-        before = sum(_state(job, out) != UNFINISHED for job in _known(config, out))
+        whole = config
+        if saved:
+            where = f"the configuration in {out / 'config.json'}"
+            whole = merged(RunConfig.from_json(saved["config"], where=where), config)
+        before = sum(_state(job, out) != UNFINISHED for stage in _stages(config, out) for job in stage)
         states: dict[Job, str] = {}
         failed: dict[Job, str] = {}
         if saved and not _next(config, out, failed):
             return Outcome(states, before, failed)
-        problem = problem or load_problem(setting)
+        problem = problem or setting.load()
         described = describe(problem, whole, verify=verify)
         if saved:
             check_same(saved["problem"], described)
@@ -101,7 +102,8 @@ def run(
         # Top-level fields describe the first command; "commands" lists every command.
         header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
         commands = [*header.get("commands", []), made]
-        write_config(out, header | {"config": whole.to_json(), "problem": described, "commands": commands})
+        content = header | {"config": whole.to_json(), "problem": described, "commands": commands}
+        write_bytes(out / "config.json", json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
         def hear(message: Message) -> None:
             if message.kind == "finished":
@@ -109,7 +111,8 @@ def run(
             elif message.kind == "failed":
                 failed[message.job] = message.trace
             if report:
-                report(Progress(message, before + len(states) + len(failed), len(_known(config, out))))
+                total = sum(map(len, _stages(config, out)))
+                report(Progress(message, before + len(states) + len(failed), total))
 
         while todo := _next(config, out, failed):
             if jobs:
@@ -117,12 +120,6 @@ def run(
             else:
                 do_here(todo, setting, problem, hear)
         return Outcome(states, before, failed)
-
-
-def check(config: RunConfig) -> None:
-    """Raise InputError if the configuration cannot be run."""
-    for came, expected, remedy in _faults(config):
-        raise InputError(came, expected=expected, remedy=remedy)
 
 
 def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:
@@ -154,22 +151,15 @@ def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "retrain without grab", "grab, whose last order it reuses", "Add grab."
 
 
-def _known(config: RunConfig, out: Path) -> list[Job]:
-    """All jobs known so far; under protocol ``"paper"`` most are known only once RR is finished."""
-    return [job for stage in _stages(config, out) for job in stage]
-
-
 def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
+    """The stages known so far; under protocol ``"paper"`` most jobs are known only once RR is finished."""
     return stages(config, baseline_rates(config, out) if config.protocol == "paper" else None)
 
 
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
     """The unfinished jobs of the first stage that has any."""
-    for stage in _stages(config, out):
-        todo = [job for job in stage if job not in failed and _state(job, out) == UNFINISHED]
-        if todo:
-            return todo
-    return []
+    left = ([job for job in of if job not in failed and _state(job, out) == UNFINISHED] for of in _stages(config, out))
+    return next(filter(None, left), [])
 
 
 def _state(job: Job, out: Path) -> str:

@@ -29,8 +29,9 @@ from ordain.study.runs.job import Job
 from ordain.study.runs.loop import epoch_of_steps, make_optimizer
 from ordain.study.runs.multi_rank import ALONE, Ranks, joined
 from ordain.study.runs.train_job import Setting, Tell, train
-from ordain.study.tasks import TASKS, LoadedTask
+from ordain.study.tasks import LoadedTask
 
+_CONSEQUENCES = ("RanksError", "DistBackendError", "Connection closed", "gloo")  # of another rank's failure
 _GRACE = 5.0  # seconds to wait for messages of other ranks after a failure
 
 
@@ -49,12 +50,6 @@ class Message:
 Hear = Callable[[Message], None]
 
 
-def load_problem(setting: Setting) -> LoadedTask:
-    """Load the task's problem."""
-    config = setting.config
-    return TASKS[config.task].load(setting.folder, config.limit, weights=config.weights, verify=setting.verify)
-
-
 class Worker:
     """Runs jobs on one problem, as one of ``ranks``."""
 
@@ -64,16 +59,14 @@ class Worker:
 
     def do(self, job: Job, tell: Tell) -> str:
         """Run one job and return its state."""
-        setting = self._setting
-        arm = parse(job.arm, group=setting.config.group)
-        kind = arm.order, arm.group, arm.mode
-        if arm.name != RETRAIN and kind not in self._warm:
-            self._warm_up(arm)
-            self._warm.add(kind)
-        return train(self._problem, setting, job, tell=tell, ranks=self._ranks)
+        self._warm_up(parse(job.arm, group=self._setting.config.group))
+        return train(self._problem, self._setting, job, tell=tell, ranks=self._ranks)
 
     def _warm_up(self, arm: Arm) -> None:
-        """Trigger just-in-time compilation, so that it does not count as training time."""
+        """Trigger just-in-time compilation, so that it does not count as training time; once for each kind of arm."""
+        kind = arm.order, arm.group, arm.mode
+        if arm.name == RETRAIN or kind in self._warm:
+            return
         config, problem = self._setting.config, self._problem
         few = min(len(problem.train_x), 2 * config.batch_size + 1)
         problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
@@ -85,6 +78,7 @@ class Worker:
         for _ in range(2):
             epoch_of_steps(problem, config, parallel, optimizer, order, defaultdict(float))
         order.detach()
+        self._warm.add(kind)
 
 
 @contextmanager
@@ -209,13 +203,9 @@ class Team:
         self.dismiss()
         if self.size == 1:
             return first
-        traces = [f"rank {ranks.index(one)}: {trace.strip()}" for one, trace in sorted(found, key=_is_cause)]
+        found.sort(key=lambda of: not any(word in of[1] for word in _CONSEQUENCES))
+        traces = [f"rank {ranks.index(one)}: {trace.strip()}" for one, trace in found]
         return Message("failed", first.job, trace="\n\n".join(traces))
-
-
-def _is_cause(found: tuple[Connection, str]) -> bool:
-    """Whether the trace is a root cause rather than a consequence of another rank's failure."""
-    return not any(word in found[1] for word in ("RanksError", "DistBackendError", "Connection closed", "gloo"))
 
 
 def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
@@ -227,7 +217,7 @@ def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
         while (job := connection.recv()) is not None:
             if worker is None:
                 try:
-                    worker = Worker(setting, load_problem(setting), ranks)
+                    worker = Worker(setting, setting.load(), ranks)
                 except Exception:
                     connection.send(Message("failed", job, trace=traceback.format_exc()))
                     return
@@ -247,12 +237,9 @@ def do_here(jobs: Sequence[Job], setting: Setting, problem: LoadedTask, hear: He
     """Run jobs in this process; jobs with several ranks still get their own processes."""
     worker = Worker(setting, problem)
     with limited_threads(setting.config.threads):
-        for job in jobs:
-            if _size(job) == 1:
-                do(worker, job, hear)
-    together = [job for job in jobs if _size(job) > 1]
-    if together:
-        do_in_processes(together, setting, 1, hear)
+        for job in (job for job in jobs if _size(job) == 1):
+            do(worker, job, hear)
+    do_in_processes([job for job in jobs if _size(job) > 1], setting, 1, hear)
 
 
 def do_in_processes(jobs: Sequence[Job], setting: Setting, count: int, hear: Hear) -> None:
@@ -267,8 +254,7 @@ def do_in_processes(jobs: Sequence[Job], setting: Setting, count: int, hear: Hea
             ready = wait([connection for team in teams for connection in team.connections])
             for team in teams:
                 for connection in (one for one in team.connections if one in ready):
-                    message = team.hear(connection)
-                    if message is not None:
+                    if message := team.hear(connection):
                         hear(message)
             for team in [one for one in teams if one.job is None]:
                 if waiting and team.connections and _size(waiting[0]) == team.size:

@@ -22,11 +22,11 @@ from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, p
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.job_files import Checkpoints, DamagedCheckpointError, check_seed, keep_order, kept_order
-from ordain.study.runs.loop import Score, epoch_of_steps, evaluate, make_optimizer, make_schedule
+from ordain.study.runs.loop import epoch_of_steps, evaluate, make_optimizer, make_schedule
 from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.record_lines import PARTS, read_record
 from ordain.study.runs.record_writer import RecordWriter
-from ordain.study.tasks import LoadedTask
+from ordain.study.tasks import TASKS, LoadedTask
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]
@@ -43,6 +43,11 @@ class Setting:
     verify: bool = True  # check the data against their published checksums
     checkpoint_every: float = 20.0  # minimum number of seconds between checkpoints
     tensorboard: bool = False  # log to TensorBoard as well
+
+    def load(self) -> LoadedTask:
+        """The task's data and model."""
+        config = self.config
+        return TASKS[config.task].load(self.folder, config.limit, weights=config.weights, verify=self.verify)
 
 
 def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
@@ -92,7 +97,9 @@ class _Task:
         try:
             n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
             if saved is None:
-                writer.write(_start(arm, job, self.setting.config))
+                about = {"arm": arm.name, "label": arm.label, "order": arm.order, "lr": job.lr, "seed": job.seed}
+                about |= {"group": arm.group, "threads": self.setting.config.threads, "ranks": arm.ranks}
+                writer.write({"kind": "start", **about, "mode": arm.mode if arm.ranks > 1 else None})
             state, why = "refused", self._refusal(n, d)
             if why is None:
                 ranks.hear(_RESUMED if saved else _ANEW)
@@ -243,8 +250,7 @@ class _Training:
 
     def _end_epoch(self, seconds: defaultdict[str, float], cpu: float, writer: RecordWriter | None) -> bool:
         """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
-        measured = self._write(seconds, cpu, writer) if writer is not None else (False, 0.0)
-        finite, valid = self.task.ranks.hear(*measured)
+        finite, valid = self.task.ranks.hear(*(self._write(seconds, cpu, writer) if writer else (False, 0.0)))
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid)
         return bool(finite)
@@ -253,21 +259,25 @@ class _Training:
         """Measure and write a line; returns whether the losses are finite, and the validation loss."""
         start = perf_counter()
         task, problem = self.task, self.task.problem
-        train, valid = self._score(problem.train_x, problem.train_y), self._score(problem.valid_x, problem.valid_y)
-        test = None
-        if problem.test_x is not None and problem.test_y is not None:
-            test = self._score(problem.test_x, problem.test_y)
+        sets = (
+            (problem.train_x, problem.train_y),
+            (problem.valid_x, problem.valid_y),
+            (problem.test_x, problem.test_y),
+        )
+        train, valid, test = (evaluate(problem, self.model, x, y) for x, y in sets)
         finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
         herding, stale_fresh = self._probe() if finite else (None, None)
         seconds["evaluation"] += perf_counter() - start
+        steps = -(-len(problem.train_x) // task.setting.config.batch_size)
+        sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
         line = {
             "kind": "epoch",
             "epoch": self.epoch,
             "train_loss": _finite(train.loss),
             "valid_loss": _finite(valid.loss),
             "valid_accuracy": valid.accuracy,
-            "test_loss": _finite(test.loss) if test else None,
-            "test_accuracy": test.accuracy if test else None,
+            "test_loss": _finite(test.loss),
+            "test_accuracy": test.accuracy,
             "herding": herding,
             "stale_fresh": stale_fresh,
             "seconds": {part: round(seconds[part], 6) for part in (*PARTS, "evaluation")},
@@ -275,19 +285,11 @@ class _Training:
             "order_bytes": probe.order_bytes(self.order, task.arm, len(problem.train_x), _length(self.model)),
             "peak_bytes": task.memory.peak_bytes(),
             "job_bytes": task.memory.job_bytes(),
-            "sent_bytes": self._sent_per_step(),
+            "sent_bytes": round(sent / steps),
         }
         writer.write(line)
         task.tell("epoch", self.epoch, _finite(train.loss))
         return finite, valid.loss
-
-    def _score(self, x: Tensor, y: Tensor) -> Score:
-        return evaluate(self.task.problem, self.model, x, y)
-
-    def _sent_per_step(self) -> int:
-        """Bytes per step that the order sent from this rank, mean over the last epoch."""
-        sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
-        return round(sent / -(-len(self.task.problem.train_x) // self.task.setting.config.batch_size))
 
     def _probe(self) -> tuple[float | None, float | None]:
         """Herding objective of the epoch's order at its final weights, and gradient staleness."""
@@ -300,12 +302,6 @@ class _Training:
         correlation = probe.stale_fresh(self.stale, fresh)
         self.stale = fresh
         return objective, correlation
-
-
-def _start(arm: Arm, job: Job, config: RunConfig) -> dict[str, Any]:
-    mode = arm.mode if arm.ranks > 1 else None
-    started = {"kind": "start", "arm": arm.name, "label": arm.label, "order": arm.order, "lr": job.lr, "seed": job.seed}
-    return started | {"group": arm.group, "threads": config.threads, "ranks": arm.ranks, "mode": mode}
 
 
 def _length(model: nn.Module) -> int:

@@ -48,7 +48,7 @@ def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path
         replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
         seeded(partial(_model, shape, tensors, len(words))),
         encode=partial(_encode, words),
-        forward=_logits,
+        forward=lambda model, x: model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits,
         limit=limit,
         chunk=256,
         notes=notes,
@@ -64,11 +64,6 @@ def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
     tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
     found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
     return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
-
-
-def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits
-    return logits
 
 
 def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:

@@ -94,7 +94,6 @@ def classifier(
         build=build,
         forward=forward,
         loss=loss,
-        correct=hits,
         chunk=chunk,
         notes=(*splits.notes, *notes_on_held, *notes),
     )
@@ -103,14 +102,6 @@ def classifier(
 def labels(part: Labelled) -> Tensor:
     """``[n]`` in int64."""
     return torch.from_numpy(np.array(part.y, dtype=np.int64))
-
-
-def hits(output: Tensor, y: Tensor) -> tuple[int, int]:
-    """The number of targets with the largest of the logits ``[..., classes]``, and of all targets."""
-    # Over a vocabulary, argmax takes as long as the loss, and amax a fifth of it. So argmax, which finds the first of
-    # equal logits, is computed only for rows whose target has the largest value.
-    largest = output.gather(-1, y.unsqueeze(-1)).squeeze(-1) == output.amax(dim=-1)
-    return int((output[largest].argmax(dim=-1) == y[largest]).sum()), y.numel()
 
 
 def logistic_regression(

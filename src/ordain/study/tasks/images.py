@@ -24,8 +24,8 @@ def lenet() -> nn.Module:
 def lenet_on_cifar10(splits: Splits, *, limit: int | None) -> LoadedTask:
     """Pixels in [-1, 1], no augmentation."""
     notes = ("Pixels are scaled to [-1, 1]; there is no augmentation.",)
-    return classifier(splits, seeded(lenet), encode=_pixels, limit=limit, chunk=1000, notes=notes)
 
+    def encode(part: Labelled) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(np.array(part.x, dtype=np.float32)) / 127.5 - 1, labels(part)
 
-def _pixels(part: Labelled) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(np.array(part.x, dtype=np.float32)) / 127.5 - 1, labels(part)
+    return classifier(splits, seeded(lenet), encode=encode, limit=limit, chunk=1000, notes=notes)

@@ -60,12 +60,8 @@ def lstm_on_wikitext2(splits: Splits, *, limit: int | None) -> LoadedTask:
         splits,
         seeded(partial(LanguageModel, len(splits.vocabulary or ()))),
         encode=lambda part: sequences(part.x),
-        loss=_loss,
+        loss=lambda logits, y: nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()),
         limit=limit,
         chunk=_CHUNK,
         notes=notes,
     )
-
-
-def _loss(logits: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())

@@ -21,12 +21,11 @@ class LoadedTask:
     train_y: Tensor  # [n], or [n, T] where every token has a target
     valid_x: Tensor
     valid_y: Tensor
-    test_x: Tensor | None
-    test_y: Tensor | None
+    test_x: Tensor
+    test_y: Tensor
     build: Callable[[int], nn.Module]  # the model with the initial weights of a seed
     forward: Callable[[nn.Module, Tensor], Tensor]  # the model's output for rows of x
     loss: Callable[[Tensor, Tensor], Tensor]  # the mean over examples (and tokens)
-    correct: Callable[[Tensor, Tensor], tuple[int, int]]  # the number of correct predictions, and of all
     chunk: int = 4096  # rows to evaluate at once
     notes: tuple[str, ...] = ()  # what a reader of the results must know about the data and the weights
 

@@ -32,7 +32,7 @@ def _logistic(
     )
 
 
-def _bert(name: str, *, on: str, examples: int, seconds_per_epoch: float, batch_size: int) -> Task:
+def _bert(name: str, on: str, examples: int, seconds: float, *, batch_size: int) -> Task:
     return Task(
         name=name,
         title=f"BERT-Tiny's shape on {on}",
@@ -40,7 +40,7 @@ def _bert(name: str, *, on: str, examples: int, seconds_per_epoch: float, batch_
         model="BERT, 2 layers, 128 wide",
         examples=examples,
         parameters=4_386_178,
-        seconds_per_epoch=seconds_per_epoch,
+        seconds_per_epoch=seconds,
         defaults=Defaults(batch_size=batch_size, rates=_GLUE_RATES, epochs=10, weight_decay=0.01),
         make=bert,
         takes_weights=True,
@@ -82,8 +82,8 @@ TASKS: dict[str, Task] = {
         _logistic("fashion-mnist", "Fashion-MNIST", 54_000, 7_850, 0.5, _MNIST),
         _CIFAR10,
         _WIKITEXT,
-        _bert("sst2", on="SST-2", examples=60_615, seconds_per_epoch=1500, batch_size=1),
-        _bert("qnli", on="QNLI", examples=4_371, seconds_per_epoch=60, batch_size=2),
+        _bert("sst2", "SST-2", 60_615, 1500, batch_size=1),
+        _bert("qnli", "QNLI", 4_371, 60, batch_size=2),
         _logistic("a9a", "a9a", 29_305, 248, 0.25),
         _logistic("w8a", "w8a", 39_801, 602, 0.3),
         _logistic("mushrooms", "mushrooms", 6_500, 226, 0.1),

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.progress import Report
-from ordain.study.vectors import balancing_rules, convergence_rates, rank_simulation, statement1, toy_herding
-from ordain.study.vectors.vector_study import Study
+from ordain.study.vectors.balancing_rules import BalancingRules
+from ordain.study.vectors.convergence_rates import ConvergenceRates
+from ordain.study.vectors.rank_simulation import RankSimulation
+from ordain.study.vectors.statement1 import Statement1
+from ordain.study.vectors.toy_herding import ToyHerding
+from ordain.study.vectors.vector_study import Settings, Study
 
 __all__ = ["STUDIES", "Study", "run_study"]
 
-STUDIES: dict[str, Study[Any]] = {
-    module.STUDY.name: module.STUDY
-    for module in (toy_herding, balancing_rules, statement1, convergence_rates, rank_simulation)
-}
+_KINDS: tuple[type[Settings], ...] = (ToyHerding, BalancingRules, Statement1, ConvergenceRates, RankSimulation)
+STUDIES: dict[str, Study] = {kind.name: Study(kind) for kind in _KINDS}
 
 
 def run_study(name: str, out: Path, *, report: Report, seeds: int | None = None, quick: bool = False) -> None:

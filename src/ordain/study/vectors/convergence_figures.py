@@ -84,7 +84,7 @@ def _at_theorem(records: list[Record], metric: str) -> Floats:
 
 def draw(config: Any, records: list[Record]) -> Figures:
     """One figure per metric: a column for each problem, with K above and n below."""
-    from ordain.study.vectors.seed_plots import LEGEND, grid_figure
+    from ordain.study.style import LEGEND, grid_figure
 
     figures = {}
     for metric, label in _METRICS.items():
@@ -106,7 +106,7 @@ def draw(config: Any, records: list[Record]) -> Figures:
 def _draw_panel(axes: Axes, config: Any, records: list[Record], name: str, metric: str, axis: str) -> None:
     from matplotlib import ticker
 
-    from ordain.study.vectors.seed_plots import finish, plot_seeds
+    from ordain.study.style import finish, plot_seeds
 
     for position, order in enumerate(config.orders):
         curve = _curve(records, config, name, order, metric, axis)

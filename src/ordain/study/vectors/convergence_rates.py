@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from ordain import theory
 from ordain.orders import ORDERS
-from ordain.study.vectors.convergence_figures import LABELS, draw, say, tabulate
-from ordain.study.vectors.vector_study import Point, Study
+from ordain.study.vectors import convergence_figures
+from ordain.study.vectors.convergence_figures import LABELS
+from ordain.study.vectors.vector_study import Point
 from ordain.theory import Constants
 
 Floats = NDArray[np.float64]
@@ -89,6 +90,18 @@ def objective(name: str, *, n: int, d: int, seed: int) -> Objective:
 class ConvergenceRates:
     """``grid`` holds alpha n L; ``epochs`` are measured at ``n``, and ``sizes`` at ``at_epochs``."""
 
+    name: ClassVar = "rates"
+    title: ClassVar = "Convergence rates on problems with known constants"
+    quick: ClassVar = {
+        "seeds": 2,
+        "problems": ("quadratic", "noisy"),
+        "orders": ("rr", "grab"),
+        "n": 16,
+        "epochs": (4, 8),
+        "sizes": (8, 16),
+        "at_epochs": 8,
+        "grid": (0.25, 0.5, 1.0),
+    }
     seeds: int = 5
     d: int = 8
     problems: tuple[str, ...] = tuple(LABELS)
@@ -99,39 +112,42 @@ class ConvergenceRates:
     at_epochs: int = 32
     grid: tuple[float, ...] = tuple(2.0 ** (2 * k / 3) for k in range(-8, 6))
 
+    draw = convergence_figures.draw
+    tabulate = convergence_figures.tabulate
+    say = convergence_figures.say
 
-def _points(config: ConvergenceRates) -> Iterator[Point]:
-    sizes = sorted({config.n, *config.sizes})
-    for name, n, seed, order in product(config.problems, sizes, range(config.seeds), config.orders):
-        yield {"problem": name, "n": n, "seed": seed, "order": order}
+    def points(self) -> Iterator[Point]:
+        sizes = sorted({self.n, *self.sizes})
+        for name, n, seed, order in product(self.problems, sizes, range(self.seeds), self.orders):
+            yield {"problem": name, "n": n, "seed": seed, "order": order}
 
+    def measure(self, point: Point) -> dict[str, Any]:
+        """``gap`` and ``gradient`` are ``[steps, epochs]``: f - f*, and the mean of |grad f(w_k)|^2 over the epochs.
 
-def _measure(config: ConvergenceRates, point: Point) -> dict[str, Any]:
-    """``gap`` and ``gradient`` are ``[steps, epochs]``: f - f*, and the mean of |grad f(w_k)|^2 over the epochs.
-
-    ``theorem`` and ``theorem_pl`` give the step size of Theorem 3 for each K as an index into ``steps``.
-    """
-    n = point["n"]
-    problem = objective(point["problem"], n=n, d=config.d, seed=point["seed"])
-    epochs = list(config.epochs) if n == config.n else []
-    epochs = sorted({*epochs, config.at_epochs}) if n in config.sizes else epochs
-    c, bound = problem.constants, theory.walk_bound(n, config.d)
-    steps = [gamma / (n * c.L) for gamma in config.grid]
-    places = {}
-    for name, step in (("theorem", theory.grab_step), ("theorem_pl", theory.grab_step_pl)):
-        wanted = [step(c, n=n, epochs=count, balancing=bound) for count in epochs]
-        steps += [alpha for alpha in dict.fromkeys(wanted) if alpha not in steps]
-        places[name] = [steps.index(alpha) for alpha in wanted]
-    runs = [train(problem, point["order"], seed=point["seed"], alpha=alpha, epochs=epochs) for alpha in steps]
-    return {
-        "epochs": epochs,
-        "steps": steps,
-        **places,
-        "gap": [[_short(value) for value in gaps] for gaps, _ in runs],
-        "gradient": [[_short(value) for value in means] for _, means in runs],
-        "constants": asdict(c),
-        "balancing": bound,
-    }
+        ``theorem`` and ``theorem_pl`` give the step size of Theorem 3 for each K as an index into ``steps``.
+        """
+        n = point["n"]
+        problem = objective(point["problem"], n=n, d=self.d, seed=point["seed"])
+        epochs = list(self.epochs) if n == self.n else []
+        epochs = sorted({*epochs, self.at_epochs}) if n in self.sizes else epochs
+        c, bound = problem.constants, theory.walk_bound(n, self.d)
+        steps = [gamma / (n * c.L) for gamma in self.grid]
+        places = {}
+        for name, step in (("theorem", theory.grab_step), ("theorem_pl", theory.grab_step_pl)):
+            wanted = [step(c, n=n, epochs=count, balancing=bound) for count in epochs]
+            steps += [alpha for alpha in dict.fromkeys(wanted) if alpha not in steps]
+            places[name] = [steps.index(alpha) for alpha in wanted]
+        runs = [train(problem, point["order"], seed=point["seed"], alpha=alpha, epochs=epochs) for alpha in steps]
+        gaps, means = ([[float(f"{value:.6g}") for value in of] for of in found] for found in zip(*runs, strict=True))
+        return {
+            "epochs": epochs,
+            "steps": steps,
+            **places,
+            "gap": gaps,
+            "gradient": means,
+            "constants": asdict(c),
+            "balancing": bound,
+        }
 
 
 def train(
@@ -153,29 +169,3 @@ def train(
             gaps.append(problem.gap(w))
             means.append(total / done)
     return gaps, means
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-STUDY: Study[ConvergenceRates] = Study(
-    name="rates",
-    title="Convergence rates on problems with known constants",
-    config=ConvergenceRates,
-    quick={
-        "seeds": 2,
-        "problems": ("quadratic", "noisy"),
-        "orders": ("rr", "grab"),
-        "n": 16,
-        "epochs": (4, 8),
-        "sizes": (8, 16),
-        "at_epochs": 8,
-        "grid": (0.25, 0.5, 1.0),
-    },
-    points=_points,
-    measure=_measure,
-    draw=draw,
-    tabulate=tabulate,
-    say=say,
-)

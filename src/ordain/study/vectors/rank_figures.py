@@ -60,21 +60,18 @@ class Layer:
         return min(self.steps * factors, self.numel)
 
 
-def _norm(width: int) -> Layer:
-    return Layer(1, width)
-
-
 def _bert(tokens: int, width: int, blocks: int) -> tuple[Layer, ...]:
     """BERT with a head for two classes, on examples of ``tokens`` tokens."""
+    norm = Layer(1, width)
     block = (
         *(Layer(width, width, tokens) for _ in range(4)),
         Layer(width, 4 * width, tokens),
         Layer(4 * width, width, tokens),
-        _norm(width),
-        _norm(width),
+        norm,
+        norm,
     )
     tables = [Layer(width, rows, tokens, bias=False, table=True) for rows in (30_522, 512, 2)]
-    return (*tables, _norm(width), *(block * blocks), Layer(width, width), Layer(width, 2))
+    return (*tables, norm, *(block * blocks), Layer(width, width), Layer(width, 2))
 
 
 DIGITS = (Layer(64, 10),)
@@ -115,7 +112,7 @@ def _last_on(world: int, records: list[Record], *, method: str, each: int, **fie
 
 def draw(config: Any, records: list[Record]) -> Figures:
     """Quality by number of ranks, for a fixed batch per rank and in total; and by the bytes that a rank sends."""
-    from ordain.study.vectors.seed_plots import LEGEND, grid_figure
+    from ordain.study.style import LEGEND, grid_figure
 
     data = [name for name in config.data if where(records, data=name)]
     figure, grid = grid_figure(4.6 * len(data) + 2.8, 7.8, rows=2, columns=len(data), sharex=True)
@@ -134,7 +131,7 @@ def draw(config: Any, records: list[Record]) -> Figures:
 
 
 def _draw_by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *, fixed: bool) -> None:
-    from ordain.study.vectors.seed_plots import finish, style
+    from ordain.study.style import finish, style
 
     for (method, paired), (label, position) in _LINES.items():
         means = {}
@@ -153,7 +150,7 @@ def _draw_by_ranks(axes: Axes, config: Any, records: list[Record], data: str, *,
 
 def _draw_by_bytes(config: Any, records: list[Record]) -> Figure:
     """For the model on digits, whose gradients these are."""
-    from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, style
+    from ordain.study.style import LEGEND, finish, grid_figure, style
 
     world = max((w for w in config.worlds if w <= _MOST_SHOWN), default=config.worlds[0])
     figure, ((axes,),) = grid_figure(8.8, 4.8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ordain.errors import InputError
 from ordain.herding import rearranged
 from ordain.study.vectors import rank_figures
-from ordain.study.vectors.vector_study import Point, Study
+from ordain.study.vectors.vector_study import Point
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -119,6 +119,9 @@ def sketched(z: NDArray[Any], k: int, *, seed: int) -> NDArray[Any]:
 class RankSimulation:
     """``each`` examples per rank and step, or as many as make ``batch`` examples per step over all ranks."""
 
+    name: ClassVar = "simulate-ranks"
+    title: ClassVar = "Orders that W ranks find together, by what they tell each other"
+    quick: ClassVar = {"n": 128, "d": 4, "epochs": 2, "worlds": (1, 2, 4), "each": 4, "batch": 8, "sketches": (4, 64)}
     seeds: int = 2
     n: int = 32_768
     d: int = 128
@@ -129,36 +132,37 @@ class RankSimulation:
     sketches: tuple[int, ...] = (64, 256, 1024, 4096)
     data: tuple[str, ...] = ("uniform", "digits")
 
+    draw = rank_figures.draw
+    tabulate = rank_figures.tabulate
+    say = rank_figures.say
 
-def _points(config: RankSimulation) -> Iterator[Point]:
-    """Methods that do not depend on the number of ranks are measured once, as one rank with 0 examples per step."""
-    common = {"paired": False, "sketch": 0, "world": 1, "each": 0}
-    for data, seed, (method, settings) in product(config.data, range(config.seeds), _methods(config)):
-        yield {"data": data, "seed": seed, "method": method} | common | settings
+    def points(self) -> Iterator[Point]:
+        """Methods that do not depend on the number of ranks are measured once, as one rank with 0 examples per step."""
+        common = {"paired": False, "sketch": 0, "world": 1, "each": 0}
+        for data, seed, (method, settings) in product(self.data, range(self.seeds), self._methods()):
+            yield {"data": data, "seed": seed, "method": method} | common | settings
 
+    def _methods(self) -> Iterator[tuple[str, dict[str, int]]]:
+        yield "rr", {}
+        for paired in (False, True):
+            for sketch in (0, *self.sketches):
+                yield "exact", {"paired": paired, "sketch": sketch}
+            for world in self.worlds:
+                yield "independent", {"paired": paired, "world": world}
+                for each in sorted({self.each, self.batch // world}):
+                    if each > paired:  # a pair of a rank needs two examples of a step
+                        yield "sum", {"paired": paired, "world": world, "each": each}
+        for world in self.worlds:
+            yield "cd-grab", {"paired": True, "world": world}
 
-def _methods(config: RankSimulation) -> Iterator[tuple[str, dict[str, int]]]:
-    yield "rr", {}
-    for paired in (False, True):
-        for sketch in (0, *config.sketches):
-            yield "exact", {"paired": paired, "sketch": sketch}
-        for world in config.worlds:
-            yield "independent", {"paired": paired, "world": world}
-            for each in sorted({config.each, config.batch // world}):
-                if each > paired:  # a pair of a rank needs two examples of a step
-                    yield "sum", {"paired": paired, "world": world, "each": each}
-    for world in config.worlds:
-        yield "cd-grab", {"paired": True, "world": world}
+    def measure(self, point: Point) -> dict[str, Any]:
+        """Both norms of the longest prefix sum, in the first order and after each epoch."""
+        from ordain.study.vectors.compiled import measure_orders  # numba is slow to import
 
-
-def _measure(config: RankSimulation, point: Point) -> dict[str, Any]:
-    """Both norms of the longest prefix sum, in the first order and after each epoch."""
-    from ordain.study.vectors.compiled import measure_orders  # numba is slow to import
-
-    z = vectors(point["data"], config.n, config.d, point["seed"])
-    sharing = Sharing(point["method"], paired=point["paired"], world=point["world"], each=max(1, point["each"]))
-    seen = sketched(z, point["sketch"], seed=point["seed"]) if point["sketch"] else z
-    return measure_orders(z, simulate(seen, sharing, epochs=config.epochs, seed=point["seed"]))
+        z = vectors(point["data"], self.n, self.d, point["seed"])
+        sharing = Sharing(point["method"], paired=point["paired"], world=point["world"], each=max(1, point["each"]))
+        seen = sketched(z, point["sketch"], seed=point["seed"]) if point["sketch"] else z
+        return measure_orders(z, simulate(seen, sharing, epochs=self.epochs, seed=point["seed"]))
 
 
 @lru_cache(maxsize=1)
@@ -192,16 +196,3 @@ def _gradients(n: int, rng: np.random.Generator, seed: int) -> NDArray[np.float3
     many = replace(problem, train_x=drawn, train_y=problem.train_y[chosen])
     found: NDArray[np.float32] = per_example_gradients(many, model).numpy()
     return found
-
-
-STUDY: Study[RankSimulation] = Study(
-    name="simulate-ranks",
-    title="Orders that W ranks find together, by what they tell each other",
-    config=RankSimulation,
-    quick={"n": 128, "d": 4, "epochs": 2, "worlds": (1, 2, 4), "each": 4, "batch": 8, "sketches": (4, 64)},
-    points=_points,
-    measure=_measure,
-    draw=rank_figures.draw,
-    tabulate=rank_figures.tabulate,
-    say=rank_figures.say,
-)

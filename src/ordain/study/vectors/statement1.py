@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
 from ordain.study.vectors.estimates import Estimate, slope
-from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
+from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
 
 Floats = NDArray[np.float64]
 
@@ -29,94 +29,84 @@ _EXPECTED = {"random": "1/2 (at most)", "greedy": "1 (at least)", "herding-10": 
 class Statement1:
     """Each n is measured with every seed; the vectors start in random order."""
 
+    name: ClassVar = "statement1"
+    title: ClassVar = "Statement 1: vectors on which greedy is far worse than random"
+    quick: ClassVar = {"seeds": 3, "sizes": (16, 32, 64)}
     seeds: int = 20
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
 
+    def points(self) -> Iterator[Point]:
+        return ({"n": n, "seed": seed} for n in self.sizes for seed in range(self.seeds))
 
-def _points(config: Statement1) -> Iterator[Point]:
-    return ({"n": n, "seed": seed} for n in config.sizes for seed in range(config.seeds))
+    def measure(self, point: Point) -> dict[str, Any]:
+        n = point["n"]
+        z = np.repeat([[1.0, 1.0], [4.0, -2.0]], n // 2, axis=0)
+        z = z[np.random.default_rng([n, point["seed"]]).permutation(n)]
+        orders = {
+            "random": np.arange(n),
+            "greedy": herding.greedy(z, centre=False),
+            "greedy-centred": herding.greedy(z),
+            "herding-1": herding.herd(z, rounds=1),
+            "herding-10": herding.herd(z, rounds=10),
+        }
+        # The objective centres the vectors; Eq. 2 is in l2.
+        return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
 
+    def _grid(self, records: list[Record], order: str) -> tuple[list[int], Floats, Estimate | None]:
+        """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
+        at = [n for n in self.sizes if len(where(records, n=n)) == self.seeds]
+        values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
+        return at, values, slope(at, values) if len(at) > 1 else None
 
-def _measure(config: Statement1, point: Point) -> dict[str, Any]:
-    n = point["n"]
-    z = np.repeat([[1.0, 1.0], [4.0, -2.0]], n // 2, axis=0)
-    z = z[np.random.default_rng([n, point["seed"]]).permutation(n)]
-    orders = {
-        "random": np.arange(n),
-        "greedy": herding.greedy(z, centre=False),
-        "greedy-centred": herding.greedy(z),
-        "herding-1": herding.herd(z, rounds=1),
-        "herding-10": herding.herd(z, rounds=10),
-    }
-    # The objective centres the vectors; Eq. 2 is in l2.
-    return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
+    def draw(self, records: list[Record]) -> Figures:
+        from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+        from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
 
-def _grid(config: Statement1, records: list[Record], order: str) -> tuple[list[int], Floats, Estimate | None]:
-    """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
-    at = [n for n in config.sizes if len(where(records, n=n)) == config.seeds]
-    values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
-    return at, values, slope(at, values) if len(at) > 1 else None
+        figure, ((axes,),) = grid_figure(8.6, 4.6)
+        for position, (order, label) in enumerate(_LABELS.items()):
+            at, values, fitted = self._grid(records, order)
+            if at:
+                text = label if fitted is None else f"{label}: slope {fitted._replace(error=None):.2f}"
+                plot_seeds(axes, at, values, text, position, alpha=0.12, every=1)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(list(self.sizes))
+        seeds = "one seed" if self.seeds == 1 else f"mean of {self.seeds} seeds (band: all of them)"
+        label = "longest centred prefix sum, l2 (log scale)"
+        axes.set(xlabel="n: half are (1, 1), half (4, -2)", ylabel=label, title=f"Statement 1: {seeds}")
+        finish(axes)
+        figure.legend(loc="outside lower center", ncols=2, **LEGEND)
+        return {"statement1": figure}
 
+    def tabulate(self, records: list[Record]) -> Table:
+        rows: list[tuple[str, ...]] = []
+        for order, label in _LABELS.items():
+            at, values, fitted = self._grid(records, order)
+            if at:
+                ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
+                rows.append((label, *ends, f"{fitted:.2f}" if fitted else "-", _EXPECTED.get(order, "-")))
+        shown = self._grid(records, "random")[0] or [0]
+        return (
+            "order",
+            f"n = {shown[0]:,}",
+            f"n = {shown[-1]:,}",
+            "fitted exponent of n",
+            "Statement 1, Theorem 2",
+        ), rows
 
-def _draw(config: Statement1, records: list[Record]) -> Figures:
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-    from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds
-
-    figure, ((axes,),) = grid_figure(8.6, 4.6)
-    for position, (order, label) in enumerate(_LABELS.items()):
-        at, values, fitted = _grid(config, records, order)
-        if at:
-            text = label if fitted is None else f"{label}: slope {fitted._replace(error=None):.2f}"
-            plot_seeds(axes, at, values, text, position, alpha=0.12, every=1)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks(list(config.sizes))
-    seeds = "one seed" if config.seeds == 1 else f"mean of {config.seeds} seeds (band: all of them)"
-    label = "longest centred prefix sum, l2 (log scale)"
-    axes.set(xlabel="n: half are (1, 1), half (4, -2)", ylabel=label, title=f"Statement 1: {seeds}")
-    finish(axes)
-    figure.legend(loc="outside lower center", ncols=2, **LEGEND)
-    return {"statement1": figure}
-
-
-def _tabulate(config: Statement1, records: list[Record]) -> Table:
-    rows: list[tuple[str, ...]] = []
-    for order, label in _LABELS.items():
-        at, values, fitted = _grid(config, records, order)
-        if at:
-            ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
-            rows.append((label, *ends, f"{fitted:.2f}" if fitted else "-", _EXPECTED.get(order, "-")))
-    shown = _grid(config, records, "random")[0] or [0]
-    return ("order", f"n = {shown[0]:,}", f"n = {shown[-1]:,}", "fitted exponent of n", "Statement 1, Theorem 2"), rows
-
-
-def _say(config: Statement1, records: list[Record]) -> list[str]:
-    fits = {order: _grid(config, records, order)[2] for order in _LABELS}
-    if any(fit is None for fit in fits.values()):
-        return ["Too few sizes have been measured with every seed to fit an exponent."]
-    at = _grid(config, records, "random")[0]
-    return [
-        f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']:.2f}) for the greedy "
-        f"algorithm of the proof, n^({fits['random']:.2f}) for random orders and n^({fits['herding-10']:.2f}) "
-        "for ten rounds of herding.",
-        "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy alternates "
-        f"between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against Algorithm 1 as "
-        "printed, these vectors do not serve.",
-    ]
-
-
-STUDY: Study[Statement1] = Study(
-    name="statement1",
-    title="Statement 1: vectors on which greedy is far worse than random",
-    config=Statement1,
-    quick={"seeds": 3, "sizes": (16, 32, 64)},
-    points=_points,
-    measure=_measure,
-    draw=_draw,
-    tabulate=_tabulate,
-    say=_say,
-)
+    def say(self, records: list[Record]) -> list[str]:
+        fits = {order: self._grid(records, order)[2] for order in _LABELS}
+        if any(fit is None for fit in fits.values()):
+            return ["Too few sizes have been measured with every seed to fit an exponent."]
+        at = self._grid(records, "random")[0]
+        return [
+            f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']:.2f}) for the "
+            f"greedy algorithm of the proof, n^({fits['random']:.2f}) for random orders and "
+            f"n^({fits['herding-10']:.2f}) for ten rounds of herding.",
+            "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy "
+            f"alternates between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against "
+            "Algorithm 1 as printed, these vectors do not serve.",
+        ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
 from ordain.study.vectors.estimates import estimate
-from ordain.study.vectors.vector_study import Figures, Point, Record, Study, Table, where
+from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
 
 _LABELS = {"random": "random", "greedy": "greedy", "herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _POINTS = 400  # of a curve in the records: each is the largest value of its interval
@@ -21,95 +21,85 @@ _POINTS = 400  # of a curve in the records: each is the largest value of its int
 class ToyHerding:
     """n vectors drawn uniformly from [0, 1]^d, as in the paper's caption."""
 
+    name: ClassVar = "toy-herding"
+    title: ClassVar = "Figure 1(b): prefix sums of random vectors in four orders"
+    quick: ClassVar = {"seeds": 2, "n": 300, "d": 8}
     seeds: int = 5
     n: int = 10_000
     d: int = 128
 
+    def points(self) -> Iterator[Point]:
+        return ({"seed": seed, "order": order} for seed in range(self.seeds) for order in _LABELS)
 
-def _points(config: ToyHerding) -> Iterator[Point]:
-    return ({"seed": seed, "order": order} for seed in range(config.seeds) for order in _LABELS)
+    def measure(self, point: Point) -> dict[str, Any]:
+        rng = np.random.default_rng(point["seed"])
+        z, shuffled = rng.random((self.n, self.d)), rng.permutation(self.n)
+        orders: dict[str, Callable[[], NDArray[np.int64]]] = {
+            "random": lambda: shuffled,
+            "greedy": lambda: herding.greedy(z),
+            "herding-1": lambda: herding.herd(z, rounds=1),
+            "herding-10": lambda: herding.herd(z, rounds=10),
+        }
+        sigma = orders[point["order"]]()
+        norms = herding.prefix_norms(z, sigma)
+        starts = np.unique(np.linspace(0, self.n - 1, min(_POINTS, self.n)).astype(np.int64))
+        return {
+            "l2": float(norms.max()),
+            "linf": herding.herding_objective(z, sigma),
+            "at": (starts + 1).tolist(),
+            "norms": [float(f"{value:.5g}") for value in np.maximum.reduceat(norms, starts)],
+        }
+
+    def draw(self, records: list[Record]) -> Figures:
+        from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
+
+        figure, ((axes,),) = grid_figure(8.6, 4.6)
+        for position, (order, label) in enumerate(_LABELS.items()):
+            if of := where(records, order=order):
+                curves = np.array([record["norms"] for record in of])[:, :-1]  # the last sum is zero
+                at = of[0]["at"][:-1]
+                plot_seeds(axes, at, curves, label, position, alpha=0.15, every=max(1, len(at) // 8))
+        # In an unfinished study one order may have a seed more than another.
+        counts = sorted({len(where(records, order=order)) for order in _LABELS} - {0})
+        seeds = "one seed" if counts == [1] else f"mean of {' or '.join(map(str, counts))} seeds (band: all)"
+        title = f"{self.n:,} vectors from $[0,1]^{{{self.d}}}$: {seeds}"
+        label = "l2 norm of the centred prefix sum (log scale)"
+        axes.set(yscale="log", xlabel="vectors in the prefix", ylabel=label, title=title)
+        finish(axes)
+        figure.legend(loc="outside right upper", **LEGEND)
+        return {"prefix-norms": figure}
+
+    def tabulate(self, records: list[Record]) -> Table:
+        rows: list[tuple[str, ...]] = []
+        l2, linf = (_by_seed(records, norm) for norm in ("l2", "linf"))
+        for order, label in _LABELS.items():
+            if l2[order]:
+                longest, largest = (f"{estimate(list(norm[order].values())):.3g}" for norm in (l2, linf))
+                both = sorted(l2["random"].keys() & l2[order].keys())
+                means = [np.mean([l2[name][seed] for seed in both]) for name in ("random", order)] if both else []
+                rows.append((label, longest, f"{means[0] / means[1]:.1f}x" if means else "-", largest))
+        return ("order", "largest prefix sum, l2", "smaller than random", "largest, l-inf"), rows
+
+    def say(self, records: list[Record]) -> list[str]:
+        l2 = _by_seed(records, "l2")
+        seeds = sorted(set[int].intersection(*map(set, l2.values())))
+        if not seeds:
+            return ["No seed has been measured in all four orders yet."]
+        mean = {order: float(np.mean([l2[order][seed] for seed in seeds])) for order in _LABELS}
+        compared = "better" if mean["greedy"] < mean["herding-10"] else "worse"
+        return [
+            f"Of {self.n:,} vectors from [0,1]^{self.d}, the longest prefix sum (l2) of a random order is "
+            f"{mean['random']:.3g}; one round of balancing and reordering leaves {mean['herding-1']:.3g}, ten rounds "
+            f"{mean['herding-10']:.3g} ({mean['random'] / mean['herding-10']:.0f} times shorter).",
+            f"Greedy, which compares all vectors at each step, reaches {mean['greedy']:.3g} here: on such vectors it "
+            f"is {compared} than ten rounds, and its failure needs vectors made for it (see statement1).",
+        ]
 
 
-def _measure(config: ToyHerding, point: Point) -> dict[str, Any]:
-    rng = np.random.default_rng(point["seed"])
-    z, shuffled = rng.random((config.n, config.d)), rng.permutation(config.n)
-    orders: dict[str, Callable[[], NDArray[np.int64]]] = {
-        "random": lambda: shuffled,
-        "greedy": lambda: herding.greedy(z),
-        "herding-1": lambda: herding.herd(z, rounds=1),
-        "herding-10": lambda: herding.herd(z, rounds=10),
-    }
-    sigma = orders[point["order"]]()
-    norms = herding.prefix_norms(z, sigma)
-    starts = np.unique(np.linspace(0, config.n - 1, min(_POINTS, config.n)).astype(np.int64))
-    return {
-        "l2": float(norms.max()),
-        "linf": herding.herding_objective(z, sigma),
-        "at": (starts + 1).tolist(),
-        "norms": [float(f"{value:.5g}") for value in np.maximum.reduceat(norms, starts)],
-    }
+def prefix_curves(_: ToyHerding, records: list[Record]) -> dict[str, tuple[list[int], list[float]]]:
+    """The curve of each order, by its label: positions and norms, without the last sum, which is zero."""
+    return {_LABELS[record["order"]]: (record["at"][:-1], record["norms"][:-1]) for record in records}
 
 
 def _by_seed(records: list[Record], norm: str) -> dict[str, dict[int, float]]:
     return {order: {record["seed"]: record[norm] for record in where(records, order=order)} for order in _LABELS}
-
-
-def _draw(config: ToyHerding, records: list[Record]) -> Figures:
-    from ordain.study.vectors.seed_plots import LEGEND, finish, grid_figure, plot_seeds
-
-    figure, ((axes,),) = grid_figure(8.6, 4.6)
-    for position, (order, label) in enumerate(_LABELS.items()):
-        if of := where(records, order=order):
-            curves = np.array([record["norms"] for record in of])[:, :-1]  # the last sum is zero
-            at = of[0]["at"][:-1]
-            plot_seeds(axes, at, curves, label, position, alpha=0.15, every=max(1, len(at) // 8))
-    # In an unfinished study one order may have a seed more than another.
-    counts = sorted({len(where(records, order=order)) for order in _LABELS} - {0})
-    seeds = "one seed" if counts == [1] else f"mean of {' or '.join(map(str, counts))} seeds (band: all)"
-    title = f"{config.n:,} vectors from $[0,1]^{{{config.d}}}$: {seeds}"
-    label = "l2 norm of the centred prefix sum (log scale)"
-    axes.set(yscale="log", xlabel="vectors in the prefix", ylabel=label, title=title)
-    finish(axes)
-    figure.legend(loc="outside right upper", **LEGEND)
-    return {"prefix-norms": figure}
-
-
-def _tabulate(config: ToyHerding, records: list[Record]) -> Table:
-    rows: list[tuple[str, ...]] = []
-    l2, linf = (_by_seed(records, norm) for norm in ("l2", "linf"))
-    for order, label in _LABELS.items():
-        if l2[order]:
-            longest, largest = (f"{estimate(list(norm[order].values())):.3g}" for norm in (l2, linf))
-            both = sorted(l2["random"].keys() & l2[order].keys())
-            means = [np.mean([l2[name][seed] for seed in both]) for name in ("random", order)] if both else []
-            rows.append((label, longest, f"{means[0] / means[1]:.1f}x" if means else "-", largest))
-    return ("order", "largest prefix sum, l2", "smaller than random", "largest, l-inf"), rows
-
-
-def _say(config: ToyHerding, records: list[Record]) -> list[str]:
-    l2 = _by_seed(records, "l2")
-    seeds = sorted(set[int].intersection(*map(set, l2.values())))
-    if not seeds:
-        return ["No seed has been measured in all four orders yet."]
-    mean = {order: float(np.mean([l2[order][seed] for seed in seeds])) for order in _LABELS}
-    compared = "better" if mean["greedy"] < mean["herding-10"] else "worse"
-    return [
-        f"Of {config.n:,} vectors from [0,1]^{config.d}, the longest prefix sum (l2) of a random order is "
-        f"{mean['random']:.3g}; one round of balancing and reordering leaves {mean['herding-1']:.3g}, ten rounds "
-        f"{mean['herding-10']:.3g} ({mean['random'] / mean['herding-10']:.0f} times shorter).",
-        f"Greedy, which compares all vectors at each step, reaches {mean['greedy']:.3g} here: on such vectors it is "
-        f"{compared} than ten rounds, and its failure needs vectors made for it (see statement1).",
-    ]
-
-
-STUDY: Study[ToyHerding] = Study(
-    name="toy-herding",
-    title="Figure 1(b): prefix sums of random vectors in four orders",
-    config=ToyHerding,
-    quick={"seeds": 2, "n": 300, "d": 8},
-    points=_points,
-    measure=_measure,
-    draw=_draw,
-    tabulate=_tabulate,
-    say=_say,
-)

@@ -8,27 +8,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ordain.errors import InputError
 from ordain.study import strict_json
-from ordain.study.files import write_bytes
-from ordain.study.lock import only_one
+from ordain.study.files import only_one, write_bytes
 from ordain.study.machine import provenance
 from ordain.study.progress import Report
 from ordain.study.runs.record_lines import records_file, unpack
+from ordain.study.runs.run_folder import FORMAT, read_header
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Config = TypeVar("Config")
 Shown = TypeVar("Shown")
 Point = dict[str, Any]  # identifies a measurement, with JSON values
 Record = dict[str, Any]  # the point, and the measured values
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings, rows
 Figures: TypeAlias = "dict[str, Figure]"  # by name
 
-FORMAT = 1
 _MOST_SEEDS, _MOST_POINTS = 10_000, 1_000_000  # far more than any study has
 _WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised by values of another kind
 
@@ -38,36 +36,40 @@ def where(records: Iterable[Record], **fields: Any) -> list[Record]:
     return [record for record in records if all(record[name] == value for name, value in fields.items())]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study(Generic[Config]):
-    """One study: the points to measure, and how to present the results."""
+class Settings(Protocol):
+    """The settings of a study (a frozen dataclass), with the points to measure and how to present the results."""
 
-    name: str  # of the command, and ``kind`` in the folder
-    title: str
-    config: Callable[..., Config]  # the dataclass of its settings, with a field ``seeds``
-    quick: dict[str, Any]  # the settings of a quick run
-    points: Callable[[Config], Iterable[Point]]  # all points, in order
-    measure: Callable[[Config, Point], Mapping[str, Any]]  # JSON values without times: equal points give equal records
-    draw: Callable[[Config, list[Record]], Figures]
-    tabulate: Callable[[Config, list[Record]], Table]
-    say: Callable[[Config, list[Record]], list[str]]  # the findings, in sentences
+    name: ClassVar[str]  # of the command, and ``kind`` in the folder
+    title: ClassVar[str]
+    quick: ClassVar[dict[str, Any]]  # the settings of a quick run
 
-    def sizes(self, quick: bool, **changes: Any) -> Config:
-        """The default configuration, or that of a quick run, with ``changes``."""
-        return self.config(**(self.quick if quick else {}) | changes)
+    @property
+    def seeds(self) -> int: ...
+    def points(self) -> Iterable[Point]: ...
+    def measure(self, point: Point) -> Mapping[str, Any]: ...  # JSON values; equal points give equal records
+    def draw(self, records: list[Record]) -> Figures: ...
+    def tabulate(self, records: list[Record]) -> Table: ...
+    def say(self, records: list[Record]) -> list[str]: ...  # the findings, in sentences
 
-    def configure(self, *, seeds: int | None = None, quick: bool = False) -> Config:
-        """The configuration to run; ``seeds`` is the number of measurements of each point."""
+
+@dataclass(frozen=True)
+class Study:
+    """The folders of one kind of study: measured, resumed and read."""
+
+    kind: Any  # a class of Settings
+
+    def configure(self, *, seeds: int | None = None, quick: bool = False) -> Any:
+        """The settings to run; ``seeds`` is the number of measurements of each point."""
         if seeds is not None and seeds < 1:
             raise InputError(f"seeds={seeds}", expected="at least 1", remedy="Leave it out for the default.")
-        return self.sizes(quick) if seeds is None else self.sizes(quick, seeds=seeds)
+        return self.kind(**(self.kind.quick if quick else {}) | ({} if seeds is None else {"seeds": seeds}))
 
-    def run(self, config: Config, folder: Path, report: Report, *, command: str | None = None) -> None:
+    def run(self, config: Settings, folder: Path, report: Report, *, command: str = "") -> None:
         """Measure the points that ``folder`` does not have yet. Can be interrupted at any time and run again."""
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder):
             unpack(folder)
-            head, points = self._open(config, folder), list(self.points(config))
+            head, points = self._open(config, folder), list(config.points())
             done = {_key(record, points[0]) for record in _read(folder)} if points else set()
             if any(_key(point, point) not in done for point in points):
                 made = provenance(command)
@@ -77,7 +79,7 @@ class Study(Generic[Config]):
             with (folder / "records.jsonl").open("a", encoding="utf-8") as file:
                 for count, point in enumerate(points, 1):
                     if _key(point, point) not in done:
-                        record = {**point, **self.measure(config, point)}
+                        record = {**point, **config.measure(point)}
                         file.write(json.dumps(record, allow_nan=False) + "\n")
                         file.flush()
                         os.fsync(file.fileno())
@@ -85,21 +87,22 @@ class Study(Generic[Config]):
 
     def figures(self, folder: Path) -> Figures:
         """The figures of a folder, by name."""
-        return self.shown(self.draw, folder)
+        return self.shown(self.kind.draw, folder)
 
     def table(self, folder: Path) -> Table:
         """Headings and rows of a folder."""
-        return self.shown(self.tabulate, folder)
+        found: Table = self.shown(self.kind.tabulate, folder)
+        return found
 
     def sentences(self, folder: Path) -> list[str]:
         """The findings of a folder."""
-        return self.shown(self.say, folder)
+        return self.shown(self.kind.say, folder)
 
-    def shown(self, show: Callable[[Config, list[Record]], Shown], folder: Path) -> Shown:
+    def shown(self, show: Callable[[Any, list[Record]], Shown], folder: Path) -> Shown:
         """Call ``show`` with a folder's configuration and records; an error names the file with malformed records."""
-        config = self.sizes(False, **{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
+        config = self.saved(folder)
         try:
-            points = list(islice(self.points(config), _MOST_POINTS))
+            points = list(islice(config.points(), _MOST_POINTS))
         except _WRONG as error:
             raise _damaged(folder / "config.json", "a configuration that this study does not have") from error
         found = {_key(record, points[0]): record for record in _read(folder)}
@@ -111,11 +114,15 @@ class Study(Generic[Config]):
         except _WRONG as error:
             raise _damaged(folder / "records.jsonl", "records with values that this study does not write") from error
 
-    def _open(self, config: Config, folder: Path) -> dict[str, Any]:
+    def saved(self, folder: Path) -> Any:
+        """The settings of a folder."""
+        return self.kind(**{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
+
+    def _open(self, config: Settings, folder: Path) -> dict[str, Any]:
         """The content of ``config.json`` to continue with; a new folder has no command yet."""
         wanted = _plain(config)
         if not (folder / "config.json").exists():
-            return {"format": FORMAT, "kind": self.name, "config": wanted}
+            return {"format": FORMAT, "kind": self.kind.name, "config": wanted}
         head = self._head(folder)
         had = head["config"]
         changed = sorted(name for name in wanted if name != "seeds" and had.get(name) != wanted[name])
@@ -125,8 +132,6 @@ class Study(Generic[Config]):
                 expected="the same configuration, or more seeds",
                 remedy="Choose another folder, or remove this one.",
             )
-        if not isinstance(head.get("commands", []), list):
-            raise _damaged(folder / "config.json", "commands that are not a list")
         path = folder / "records.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -135,22 +140,17 @@ class Study(Generic[Config]):
         return head | {"config": wanted | {"seeds": max(wanted["seeds"], had["seeds"])}}
 
     def _head(self, folder: Path) -> dict[str, Any]:
-        path = folder / "config.json"
-        try:
-            head = strict_json.loads(strict_json.read_text(path))
-        except (FileNotFoundError, ValueError) as error:
-            raise InputError(
-                f"{path}, which cannot be read", expected="a folder of this study", remedy="Run the study first."
-            ) from error
-        if not isinstance(head, dict) or (head.get("format"), head.get("kind")) != (FORMAT, self.name):
+        header, path = read_header(folder), folder / "config.json"
+        if header.kind != self.kind.name:
             raise InputError(
                 f"{path}, which belongs to something else",
-                expected=f"kind {self.name!r} and format {FORMAT}",
+                expected=f"kind {self.kind.name!r}",
                 remedy="Choose another folder.",
             )
-        config: Any = head.get("config")
-        if not strict_json.alike(config, _plain(self.sizes(False))) or not 1 <= config["seeds"] <= _MOST_SEEDS:
+        config = header.config
+        if not strict_json.alike(config, _plain(self.kind())) or not 1 <= config["seeds"] <= _MOST_SEEDS:
             raise _damaged(path, "a configuration that this study does not have")
+        head: dict[str, Any] = json.loads(path.read_bytes())
         return head
 
 
@@ -173,7 +173,9 @@ def _read(folder: Path) -> list[Record]:
     if not path.exists():
         return records
     try:
-        for line in strict_json.read_text(path).split("\n")[:-1]:  # the text after the last line end is unfinished
+        for line in (
+            strict_json.read_bytes(path).decode().split("\n")[:-1]
+        ):  # the text after the last line end is unfinished
             record = strict_json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
