@@ -1,7 +1,8 @@
 """Multi-head attention: its projections are linear layers, seen while its forward runs.
 
 ``nn.MultiheadAttention`` calls no submodule: one function takes all its weights, projects, attends and
-projects again. While the forward runs, that function runs with a ``linear`` that keeps its input and its output. Nothing is computed again, so dropout of the attention is no obstacle.
+projects again. While the forward runs, that function runs with a ``linear`` that keeps its inputs and outputs.
+Nothing is computed again, so dropout of the attention is no obstacle.
 """
 
 from __future__ import annotations

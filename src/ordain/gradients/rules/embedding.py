@@ -23,12 +23,7 @@ def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, ParamGr
     """Ids ``[B, N]``, or ``[N]`` with offsets; output gradient ``[B, H]``."""
     _refuse_options(module, uses[0].path)
     if module.mode == "max":
-        raise UnsupportedModuleError(
-            f"EmbeddingBag at {uses[0].path!r} with mode='max'",
-            expected="mode='sum' or mode='mean'",
-            remedy="Take the maximum over the output of an nn.Embedding, which has a rule, "
-            "or leave this layer out with params=.",
-        )
+        raise uses[0].refusal("EmbeddingBag with mode='max'")
     return {"weight": _rows(module, [_bags(module, use) for use in uses], uses[0].size)}
 
 

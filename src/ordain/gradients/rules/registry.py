@@ -16,6 +16,10 @@ from ordain.gradients.layout import Layout
 from ordain.gradients.param_grads import ParamGrads
 
 
+class NoRuleError(UnsupportedModuleError):
+    """A call that its module's rule does not explain."""
+
+
 @dataclass(slots=True)
 class Use:
     """One call of a module.
@@ -96,13 +100,12 @@ class Use:
             return way.split(tensor, self.size).movedim(way.axis + 1, 1)
         return tensor if way.axis == 0 else tensor.movedim(way.axis, 0)
 
-    def refusal(self, came: str) -> UnsupportedModuleError:
-        """The error for a use whose examples cannot be told apart."""
-        return UnsupportedModuleError(
+    def refusal(self, came: str) -> NoRuleError:
+        """For a rule to raise where it does not apply: the gradients are then taken from the graph."""
+        return NoRuleError(
             f"{came} at {self.path!r} in a batch of {self.size}",
             expected="inputs and outputs with a batch dimension",
-            remedy="Keep the examples in a dimension of their own, leave this layer out with params=, "
-            "or take gradients='func'.",
+            remedy="Keep the examples in a dimension of their own, or leave this layer out with params=.",
         )
 
 
@@ -123,9 +126,9 @@ def register_rule(*kinds: type[nn.Module] | str, watch: Watch | None = None) -> 
 
     ``watch(module, path, args, kwargs)`` is for a module that a look at its inputs and outputs does not
     explain: the module's forward runs inside the context that it gives, and what the context yields
-    becomes :attr:`Use.extra`. If that has a list ``outputs`` of tensors, their gradients are asked for too, and the list
-    is emptied: see :meth:`Use.inner`. A watch may also refuse a call before it is made. A rule with a watch may
-    answer for the parameters of submodules (``"out_proj.weight"``).
+    becomes :attr:`Use.extra`. If that has a list ``outputs`` of tensors, their gradients are asked for too (see
+    :meth:`Use.inner`), and the list is emptied. A watch may also refuse a call before it is made. A rule with a watch
+    may answer for the parameters of submodules (``"out_proj.weight"``).
     """
 
     def register(rule: Rule) -> Rule:

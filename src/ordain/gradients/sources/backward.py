@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 
@@ -18,8 +18,8 @@ class Backwards:
     a batch: it is forgotten.
     """
 
-    def __init__(self, finish: Callable[[dict[Any, Any]], None], params: Collection[Tensor]) -> None:
-        self._finish, self._params = finish, params
+    def __init__(self, finish: Callable[[dict[Any, Any]], None], model: nn.Module | None) -> None:
+        self._finish, self._model = finish, model
         self._task = -1
         self._counts = False
         self.brought: dict[Any, Any] = {}  # by the backward that is running, or that broke off
@@ -32,7 +32,8 @@ class Backwards:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self.brought = task, {}
-            self._counts = not self._params or any(_gets_gradient(p) for p in self._params if p.requires_grad)
+            params = () if self._model is None else self._model.parameters()
+            self._counts = self._model is None or any(_gets_gradient(p) for p in params if p.requires_grad)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
         return self.brought if self._counts else None
 

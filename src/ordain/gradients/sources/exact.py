@@ -22,14 +22,15 @@ from ordain._context import undisturbed
 from ordain.errors import InputError, OrdainError, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
-from ordain.gradients.layout import Layout, layouts
+from ordain.gradients.layout import Layout, batch_size, layouts
 from ordain.gradients.memory import shrinking
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected
-from ordain.gradients.rules import Use, rule_for, watch_for
+from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
 from ordain.gradients.sources.graph import Graph, Plan, Sightings
 from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.independence import outputs_of_some, refuse_mixed
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.model_checks import check_reduction, choose
 from ordain.gradients.sources.sharded import is_split
@@ -77,6 +78,7 @@ class ExactSource:
         self._layouts: dict[
             tuple[nn.Module, int], dict[int, Layout]
         ] = {}  # of each call's outputs, as gradients showed
+        self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
         self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
         self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
         self._tries: Counter[tuple[Any, ...]] = Counter()
@@ -104,7 +106,7 @@ class ExactSource:
             for uses in record.reached.values():
                 for use in uses.values():
                     use.check_versions()
-        batches: list[Factored] = [record.result for record in passes if record.size]
+        batches: list[Factored] = [record.result for record in passes]
         if arrived is not None and batches:
             self._refuse_new(self._model.parameters())
             shrinking(partial(self._check_sums, batches, arrived))
@@ -113,32 +115,48 @@ class ExactSource:
             record.result = None
             if record.inspection is not None:
                 record.inspection.finish(complete=False)
-        if len(batches) < len(passes):  # some were without an example
-            batches.append(Factored([], dim=self.dim, size=0, scale=1.0, like=self.like))
         return [Collected(batch, batch.size) for batch in batches]
 
     # --- for the hooks ----------------------------------------------------------------------------
 
-    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+    def forward_began(self, record: Pass, inputs: Any) -> None:
+        """Now and then, run some of the examples alone to see whether the others make a difference."""
+        record.due = self._checks.due()
+        if not record.due or not record.sizes or (self._split and record.number > 1):
+            return
+        size = batch_size(record.sizes, [], self._batch_dim)
+        if size > 1:
+            (chosen,) = self._checks.examples(size, device=self.like.device, all_apart=False)
+            alone = outputs_of_some(self._model, inputs, chosen, self._batch_dim)
+            record.alone = None if alone is None else (chosen, alone)
+
+    def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
+        if record.alone is not None and len(record.alone[0]) == record.size:
+            try:
+                refuse_mixed(output, record.alone[1], record.alone[0])
+            except UnsupportedModuleError as error:
+                record.result = error
+        record.alone = None
         if not outputs or not record.size or self._split:
             return
         signature = self._signature(record)
         new = signature not in self._understood or not self._fit(record)
-        due = self._checks.due() or new
-        if due:
+        if record.due or new:
             self._hooks.ask()
-        if not due and not self._by_graph:
+        elif not self._by_graph and not self._may_rearrange:
             return
         sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
         graph = Graph([node for node, _ in outputs], sinks)
-        plan = self._plans.get(graph.names) if self._by_graph and not new else None
-        new = new or (plan is None and bool(self._by_graph))
-        chosen = (
-            self._checks.examples(record.size, device=self.like.device, all_apart=new)
-            if due or new or record.size == 1
-            else []
-        )
+        self._may_rearrange |= graph.may_rearrange
+        record.own_layouts = record.size > 1 and graph.may_rearrange and graph.rearranges(record.size)
+        plan = self._plans.get(graph.names) if self._by_graph and not new and not record.own_layouts else None
+        new = new or record.own_layouts or (plan is None and bool(self._by_graph))
+        if not record.due and not new and not self._by_graph:
+            return
+        chosen = []
+        if record.due or new or record.size == 1:
+            chosen = self._checks.examples(record.size, device=self.like.device, all_apart=new)
         record.inspection = Inspection(
             graph,
             outputs,
@@ -146,7 +164,7 @@ class ExactSource:
             batch_dim=self._batch_dim,
             chosen=chosen,
             divert=self._hooks.divert,
-            inspected=partial(self._inspected, record, signature, new=new),
+            inspected=partial(self._try_inspected, record, signature, new=new),
         )
         if record.size > 1 and (new or plan is not None):
             record.inspection.watch_nodes(plan)
@@ -187,6 +205,12 @@ class ExactSource:
 
     # --- what an inspection shows ---------------------------------------------------------------------
 
+    def _try_inspected(self, record: Pass, signature: tuple[Any, ...], inspection: Inspection, *, new: bool) -> None:
+        try:
+            self._inspected(record, signature, inspection, new=new)
+        except OrdainError as error:  # to be raised by step(), not out of the backward
+            record.result = error
+
     def _inspected(self, record: Pass, signature: tuple[Any, ...], inspection: Inspection, *, new: bool) -> None:
         before = dict(self._by_graph)
         with undisturbed(), torch.no_grad():
@@ -195,7 +219,7 @@ class ExactSource:
             if not foreign:  # else other passes of the model lie below this one
                 self._compare_layers(record, inspection)
         added = [p for p in self._by_graph if p not in before]
-        if added and not self._checks.contiguous:
+        if added and not self._checks.contiguous and not record.own_layouts:
             name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
             record.result = self._unexplained(
                 name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
@@ -206,7 +230,7 @@ class ExactSource:
             if self._by_graph and record.size > 1:
                 plan = inspection.follow(list(self._by_graph))
                 certain = plan.certain
-                if certain:
+                if certain and not record.own_layouts:
                     self._plans[inspection.graph.names] = plan
             self._tries[signature] += 1
             if (seen and certain) or self._tries[signature] >= _TRIES:
@@ -222,8 +246,9 @@ class ExactSource:
                 if number == record.number:
                     for leaf, grad in grads.items():
                         sightings.see((module, call), leaf, grad, chosen)
+        layouts_of = record.layouts = {} if record.own_layouts else self._layouts
         for key, leaf in sightings.seen:
-            known, possible = self._layouts.setdefault(key, {}), sightings.possible[key, leaf]
+            known, possible = layouts_of.setdefault(key, {}), sightings.possible[key, leaf]
             if possible:
                 known[leaf] = known[leaf] if known.get(leaf) in possible else possible[0]
             else:
@@ -241,24 +266,31 @@ class ExactSource:
             reached.setdefault(module, {})[call] = replace(use, size=record.size, grads=grads)
         found: dict[int, list[ParamGrads]] = {}
         for module, uses in reached.items():
-            try:
-                self._apply_rule(module, uses, found)
-            except OrdainError as error:
-                self._take_from_graph(module, error.came)
-            except RuntimeError as error:
-                self._take_from_graph(module, str(error))
+            self._try_rule(record, module, uses, found)
         batch = self._joined(found, record.size)
         for p in differing([batch], [inspection.chosen[0]], inspection.found[0], self._offsets, **self._how()):
             self._by_graph.setdefault(p, "its gradient is not what the calls of its module bring")
+
+    def _try_rule(
+        self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]
+    ) -> None:
+        try:
+            self._apply_rule(record, module, uses, found)
+        except NoRuleError as error:
+            self._take_from_graph(module, error.came)
+        except OrdainError as error:
+            record.result = error
 
     # --- rows -----------------------------------------------------------------------------------------
 
     def _factored(self, record: Pass) -> Factored:
         if isinstance(record.result, Exception):
             raise record.result
+        if not record.size:
+            return Factored([], dim=self.dim, size=0, scale=1.0, like=self.like)
         found: dict[int, list[ParamGrads]] = {}  # by offset
         for module, uses in record.reached.items():
-            self._apply_rule(module, uses, found)
+            self._apply_rule(record, module, uses, found)
         inspection = record.inspection
         for p, reason in self._by_graph.items():
             if not p.requires_grad:
@@ -277,12 +309,14 @@ class ExactSource:
                 raise self._unexplained(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
         return batch
 
-    def _apply_rule(self, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]) -> None:
+    def _apply_rule(
+        self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]
+    ) -> None:
         """Add the gradients that a rule gives for the calls of ``module`` to ``found``, by offset."""
         if module not in self._rules or all(p in self._by_graph for p in module.parameters() if p in self._offsets):
             return
         for call, use in uses.items():
-            known = self._layouts.get((module, call), {})
+            known = (self._layouts if record.layouts is None else record.layouts).get((module, call), {})
             for leaf, grad in use.grads.items():
                 way = known.get(leaf) or next(iter(layouts(grad.shape, use.size, self._batch_dim)), None)
                 if way is not None:
@@ -314,9 +348,9 @@ class ExactSource:
         for p in differing(batches, ones, arrived, self._offsets, **self._how()):
             raise UnsupportedModuleError(
                 f"parameter {self._offsets[p][1]!r} with a gradient that the calls of its module do not explain",
-                expected="every parameter to be used by the forwards that the order watches, and a loss of outputs only",
-                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if a forward "
-                "shall not count, run it inside order.ignore(); or leave the parameter out with "
+                expected="parameters that only forwards which the order watches use, and a loss of outputs only",
+                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if a "
+                "forward shall not count, run it inside order.ignore(); or leave the parameter out with "
                 f"params=lambda name: name != {self._offsets[p][1]!r}.",
             )
 

@@ -23,11 +23,40 @@ from ordain.gradients.memory import chunk_numbers
 Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ classes behind it have
 
 
+# Operations that may put the rows of a batch in another order, or pick some of them.
+_REARRANGING = frozenset(
+    f"{name}Backward{number}"
+    for name in [
+        "Index",
+        "IndexSelect",
+        "Gather",
+        "Flip",
+        "Roll",
+        "Sort",
+        "IndexPut",
+        "IndexPutImpl",
+        "IndexAdd",
+        "IndexCopy",
+        "Scatter",
+        "ScatterAdd",
+        "ScatterReduce",
+        "MaskedSelect",
+        "MaskedScatter",
+        "Take",
+        "TakeAlongDim",
+        "Topk",
+        "PackPaddedSequence",
+    ]
+    for number in (0, 1)
+)
+
+
 class Graph:
     """The nodes of one forward, by number, without a reference to any of them: a node's hook must not keep it alive.
 
     Attributes:
         names: of the nodes, which tell one structure of the graph from another.
+        may_rearrange: whether any node may put examples in another order.
         children: of each node, (number, output number) for each of its inputs; (-1, 0) for an input without gradient.
         sinks: the number of each parameter's node.
     """
@@ -44,11 +73,53 @@ class Graph:
                 todo.extend(child for child, _ in reversed(below[-1]) if child is not None)
         self.names = tuple(node.name() for node in self.nodes)
         self.children = [[(self.nodes.get(child, -1), number) for child, number in edges] for edges in below]
+        self.may_rearrange = not _REARRANGING.isdisjoint(self.names)
         self.sinks = {p: self.nodes[node] for node, p in sinks.items() if node in self.nodes}
+
+    def rearranges(self, size: int) -> bool:
+        """May this forward have put its ``size`` examples in another order, one that another forward does not have?"""
+        risky = [node for node, name in zip(self.nodes, self.names, strict=True) if name in _REARRANGING]
+        return any(not is_view_of_parameter(node) and not _keeps_order(node, size) for node in risky)
 
     def release(self) -> None:
         """Forget the nodes; their numbers stay."""
         self.nodes = {}
+
+
+def is_view_of_parameter(node: Node) -> bool:
+    """Whether nothing but one parameter lies below."""
+    while len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is None or not node.next_functions
+
+
+def _keeps_order(node: Node, size: int) -> bool:
+    """Whether a rearranging node leaves all dimensions alone in which ``size`` examples may lie."""
+    child, number = node.next_functions[0]
+    if child is None:
+        return True
+    shape = tuple(child._input_metadata[number].shape)
+    touched = getattr(node, "_saved_indices", None)
+    if touched is None:
+        dims = getattr(node, "_saved_dims", None) or [getattr(node, "_saved_dim", None)]
+        touched = [None] * len(shape)
+        for dim in dims:
+            if dim is None or not shape:
+                return False
+            dim = dim - 2**64 if dim >= 2**63 else dim
+            touched[dim % len(shape)] = getattr(node, "_saved_index", ())
+    in_order = [_in_order(index) for index in touched]
+    if any(in_order[i] and touched[i] is not None and shape[i] == size for i in range(len(touched))):
+        return True  # each example is asked for something of its own
+    return all(in_order[i] or shape[i] % size for i in range(len(touched)))
+
+
+def _in_order(index: Any) -> bool:
+    """Does an index ask for all rows, in order?"""
+    if not isinstance(index, Tensor):
+        return index is None
+    flat = index.detach().reshape(-1)
+    return bool(torch.equal(flat, torch.arange(len(flat), device=flat.device, dtype=flat.dtype)))
 
 
 @dataclass
@@ -198,9 +269,9 @@ def _at_border(
             return {0: way.split(first, size)}
         plain = _called(node, grads)
         # The backward of an elementwise operation leaves it to the engine to add up what was broadcast.
-        if all(one is not None and one.shape == first.shape for one in (plain[place] for place in wanted)):
-            if all(_shape(node, place) != first.shape for place in wanted):
-                return {place: way.split(plain[place], size) for place in wanted}  # type: ignore[arg-type]
+        full = {place: one for place in wanted if (one := plain[place]) is not None and one.shape == first.shape}
+        if len(full) == len(wanted) and all(_shape(node, place) != first.shape for place in wanted):
+            return {place: way.split(one, size) for place, one in full.items()}
     given = {number: grad for number, grad in enumerate(grads) if grad is not None and number in ways}
     each = max(1, chunk_numbers() // max(1, sum(grad.numel() for grad in given.values())))
     parts: list[list[Tensor | None]] = []

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
-from ordain.gradients.layout import batch_size, batch_sizes
+from ordain.gradients.layout import Layout, batch_size, batch_sizes
 from ordain.gradients.rules import Use, Watch, watch_for
 from ordain.gradients.sources.backward import Backwards
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded, is_split
 
+_sending: list[object] = []  # whoever sends the gradient of some examples alone down a graph
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
@@ -38,6 +39,10 @@ class Pass:
         calls: of each module so far.
         shapes: of the outputs of each call.
         reached: those that a backward has brought gradients to.
+        due: whether it is to be inspected.
+        own_layouts: whether its examples may lie in an order that other passes do not have.
+        layouts: of its calls, as an inspection showed; None: those of earlier passes.
+        alone: examples that were run alone, and their outputs.
         inspection: of its graph, if there is one.
         result: what the source made of it at the end of the backward, or the error that it met.
     """
@@ -48,6 +53,10 @@ class Pass:
     calls: dict[nn.Module, int] = field(default_factory=dict)
     shapes: dict[tuple[nn.Module, int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
+    due: bool = False
+    alone: Any = None
+    own_layouts: bool = False
+    layouts: dict[Any, dict[int, Layout]] | None = None
     inspection: Any = None
     result: Any = None
 
@@ -55,7 +64,10 @@ class Pass:
 class Listener(Protocol):
     """What a source does with a pass."""
 
-    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+    def forward_began(self, record: Pass, inputs: Any) -> None:
+        """The model is about to run."""
+
+    def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """The model has given its outputs, whose nodes (and output numbers) these are."""
 
     def backward_ended(self, record: Pass) -> None:
@@ -96,7 +108,7 @@ class Hooks:
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
-        self._backwards = Backwards(self._finish, () if any(map(is_split, self._params)) else self._params)
+        self._backwards = Backwards(self._finish, None if any(map(is_split, self._params)) else model)
         self._diverted: dict[Any, Any] | None = None  # where gradients of some examples alone go
         self._watching: dict[nn.Module, AbstractContextManager[Any]] = {}  # around the forwards that are running
         self._extras: dict[nn.Module, Any] = {}  # what those contexts gave
@@ -200,7 +212,9 @@ class Hooks:
                 remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
             )
         self._count += 1
-        self._pass = Pass(self._count, batch_sizes((args, kwargs), self._batch_dim))
+        record = Pass(self._count, batch_sizes((args, kwargs), self._batch_dim))
+        self._listener.forward_began(record, (args, kwargs))
+        self._pass = record
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         record = self._pass
@@ -213,7 +227,7 @@ class Hooks:
         record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
         for leaf in leaves:
             leaf.grad_fn.register_prehook(partial(self._reach_output, record))
-        self._listener.forward_ended(record, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
+        self._listener.forward_ended(record, output, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
 
     def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._pass is not None and module in self.paths:
@@ -262,8 +276,9 @@ class Hooks:
     # --- during a backward ------------------------------------------------------------------------
 
     def divert(self, uses: dict[Any, Any] | None) -> None:
-        """Write what comes to the layers' outputs to ``uses``: (module, call) to (use, its gradients). None: no more."""
+        """Write what comes to the layers' outputs to ``uses``, by pass, module and call; None ends that."""
         self._diverted = uses
+        _sending[:] = [] if uses is None else [self]
 
     def _reach(
         self,
@@ -278,7 +293,9 @@ class Hooks:
         grad = grads[number]
         if grad is None:
             return
-        if self._diverted is not None:
+        if _sending:
+            if self._diverted is None:
+                return  # another order of the model does it
             _, found = self._diverted.setdefault((record.number, module, call), (use, {}))
             found[leaf] = found[leaf] + grad if leaf in found else grad.detach()
             return
@@ -295,7 +312,7 @@ class Hooks:
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
     def _reach_output(self, record: Pass, grads: tuple[Tensor | None, ...]) -> None:
-        if self._diverted is None:
+        if not _sending:
             self._bring(record)
 
     def _bring(self, record: Pass) -> bool:
@@ -308,7 +325,7 @@ class Hooks:
         return brought is not None
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        if self._arrived is not None and self._diverted is None:
+        if self._arrived is not None and not _sending:
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     def _finish(self, brought: dict[int, Pass]) -> None:
@@ -336,7 +353,7 @@ class Hooks:
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""
         self._backwards.forget()
-        self._diverted = None  # an interrupt may have fallen on the very line that ends it
+        self.divert(None)  # an interrupt may have fallen on the very line that ends it
         dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
         for one in dropped:
             del self._ready[one.number]
@@ -344,6 +361,11 @@ class Hooks:
         if dropped:
             self._arrived = None  # which part of it came from which pass is not known
         return bool(self._ready)
+
+
+def sending() -> bool:
+    """Is the gradient of some examples alone on its way, which is nothing to learn from?"""
+    return bool(_sending)
 
 
 def _detached(leaf: Any) -> Any:

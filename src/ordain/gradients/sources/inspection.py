@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ordain.gradients.layout import Layout, layouts
-from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, make_plan
+from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -124,6 +124,7 @@ class Inspection:
                 self._divert(None)
             for p, one in zip(self._params, sent, strict=True):
                 if one is not None:
+                    one = one.to_dense() if one.is_sparse else one
                     found[p] = found[p] + one if p in found else one
         self._inspected(self)
 
@@ -152,14 +153,8 @@ def _cuts(outputs: Sequence[Edge], size: int, batch_dim: int) -> dict[Edge, Layo
         node, output = edge
         shape = tuple(node._input_metadata[output].shape)
         ways = [way for way in layouts(shape, size, batch_dim) if shape[way.axis] == size]
-        if ways and not _is_view_of_parameter(node):
+        if ways and not is_view_of_parameter(node):
             found[edge] = ways[0]
         else:
             todo.extend(node.next_functions)
     return found
-
-
-def _is_view_of_parameter(node: Node) -> bool:
-    while len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-    return node is None or not node.next_functions

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
-from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.hooks import Hooks, Pass, sending
 from ordain.gradients.sources.model_checks import check_reduction, choose
 
 
@@ -64,14 +64,19 @@ class MicrobatchSource:
         return self
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        if sending():
+            return
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self._arriving = task, {}
         found = self._arriving
         found[p] = found[p] + grad if p in found else grad.detach().clone()
 
-    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+    def forward_began(self, record: Pass, inputs: Any) -> None:
         """Nothing is known of the model, and nothing checked."""
+
+    def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
+        """Nothing."""
 
     def backward_ended(self, record: Pass) -> None:
         """One row for each backward, of however many forwards."""

@@ -7,8 +7,7 @@ backward, and ``[chunk, d]`` memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import Use
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
+from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.model_checks import check_reduction, choose, mixing_modules, refuse_mixing
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
@@ -77,9 +77,13 @@ class FuncSource:
         """It watches one model, whatever is copied."""
         return self
 
-    def forward_ended(self, record: Pass, outputs: list[tuple[Any, int]]) -> None:
+    def forward_began(self, record: Pass, inputs: Any) -> None:
+        """Nothing: each example is run alone in any case."""
+        record.due = self._checks.due()
+
+    def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Now and then, have the gradient of some examples alone sent down the graph."""
-        if outputs and record.size and self._checks.due():
+        if outputs and record.size and record.due:
             self._hooks.ask()
             sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
             graph = Graph([node for node, _ in outputs], sinks)
@@ -151,7 +155,7 @@ class FuncSource:
         trained = {name: self._model.get_parameter(name).detach() for name in self._names}
         chunk_size = few_examples(size) or self._chunk_size
         try:
-            with _untouched(self._model):
+            with untouched(self._model):
                 grads = _vmapped_vjp(self._model, trained, use, in_axes, out_axes, chunk_size=chunk_size)
         except (RuntimeError, ValueError) as error:
             if out_of_memory(error):
@@ -167,24 +171,6 @@ class FuncSource:
         scale = float(size) if self._mean else 1.0
         blocks = [grads[name].reshape(size, -1) for name in self._names]
         return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Run a model and leave no trace of it: parameters, buffers and attributes are put back."""
-    tensors = [(one, one.detach().clone()) for one in (*model.parameters(), *model.buffers())]
-    versions = [one._version for one, _ in tensors]
-    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, entries in attributes:
-            module.__dict__.clear()
-            module.__dict__.update(entries)
-        with torch.no_grad():
-            for (one, before), version in zip(tensors, versions, strict=True):
-                if one._version != version:
-                    one.copy_(before)
 
 
 def _vmapped_vjp(
