@@ -128,11 +128,14 @@ def balance(
 
 def _cancels(state: BalanceState, norms: Matrix, gram: Matrix, dots: Matrix) -> bool:
     """Are the vectors that get signs much shorter than those they are differences of, so that float32 loses digits?"""
-    raw, squares = norms @ norms, gram.trace()
-    if not state.paired:
-        raw += len(norms) * state.mean_square
-        squares += float(np.sum(state.mean_square - 2.0 * dots[1]))
-    return bool(squares < CANCELLED * np.finfo(np.float32).eps * raw)
+    raw, squares, count = float(norms @ norms), float(gram.trace()), len(norms)
+    lost = CANCELLED * float(np.finfo(np.float32).eps)
+    if state.paired:
+        return squares < lost * raw
+    if state.mean_square:
+        return squares + float(np.sum(state.mean_square - 2.0 * dots[1])) < lost * (raw + count * state.mean_square)
+    # Without m yet only sums of what the batch has in common cancel, and they lose half as many digits.
+    return count > 3 and squares - (2.0 * float(np.triu(gram).sum()) - squares) / count < lost**2 * raw
 
 
 def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:
