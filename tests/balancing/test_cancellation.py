@@ -7,13 +7,16 @@ exact in float32: both have the same gradients, and only the arithmetic after th
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from helpers import batches as batched
+from helpers import reloaded, same_state
 from torch import nn
 
-from ordain import GraB, reference
+from ordain import GraB, KernelHalving, reference
 from ordain.gradients import per_example_loop
 
 N, EPOCHS = 120, 3
@@ -107,3 +110,26 @@ def test_as_many_places_are_right_as_in_a_plain_loop(name, centering, offset, si
     first, *orders = ordain_orders(name, offset, paired, size, observed)
     truth, plain = (plain_loop(name, offset, tuple(first), paired, dtype) for dtype in (torch.float64, torch.float32))
     assert np.all(np.array(right(orders, truth)) >= right(plain, truth)), (right(orders, truth), right(plain, truth))
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("centering", ["mean", "pair"])
+def test_a_run_resumed_among_sums_in_float64_goes_on_as_it_would_have(centering, group):
+    gradients = rows("mlp", 1e4, torch.float32)
+    whole, resumed = (GraB(None, N, centering=centering, group=group, balancer=KernelHalving()) for _ in range(2))
+
+    def go_on(order, batches):
+        """In batches of an odd size: something is always left over."""
+        for batch in islice(batched(order, 7), batches):
+            order.observe(gradients[batch])
+
+    go_on(whole, None)
+    go_on(whole, 5)
+    state = whole.state_dict()
+    assert state["vectors"]["table"].dtype is torch.float64
+    resumed.load_state_dict(reloaded(state))
+    for order in (whole, resumed):
+        go_on(order, None)
+        go_on(order, None)
+    assert same_state(resumed.state_dict(), whole.state_dict())
+    assert list(resumed.sampler) == list(whole.sampler)
