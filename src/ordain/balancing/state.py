@@ -70,9 +70,11 @@ class BalanceState:
         return int(self.past_failures + self.rule[1]) if len(self.rule) > 1 else self.past_failures
 
     def allocate(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The table; it is allocated at the first batch."""
+        """The table; it is allocated at the first batch. A pass begins in the gradients' dtype: see :meth:`widen`."""
         if self.table is None:
             self._hold(torch.zeros(1 if self.paired else 3, dim, dtype=dtype, device=device))
+        elif self.table.dtype is not dtype and not (self.signed or self.waiting):
+            self._hold(self.table.to(dtype))
         assert self.table is not None  # noqa: S101
         return self.table
 
@@ -80,6 +82,14 @@ class BalanceState:
         self.table = table
         d = 1 if table is None else table.shape[1]
         self.compiled = compiled_rule(self.balancer, n=self.count, d=d)
+
+    def widen(self) -> None:
+        """Hold the sums in float64 for the rest of the pass: they lose digits that signs depend on."""
+        assert self.table is not None  # noqa: S101
+        self.waiting = {name: vector.double() for name, vector in self.waiting.items()}
+        self._hold(self.table.double())
+        if not self.paired:
+            self.mean_inner, self.mean_square = (self.table[:2] @ self.table[1]).tolist()
 
     def next_pass(self) -> None:
         """The pass is over: its mean becomes m (Alg. 4's m_{k+1}), and s starts at zero."""

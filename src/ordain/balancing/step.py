@@ -20,6 +20,7 @@ from ordain.balancing.balancers import check_signs
 from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
 from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
+from ordain.kernels import CANCELLED
 
 Signs = NDArray[np.int8]
 Layer = tuple[NDArray[Any], NDArray[Any], bool, float]
@@ -39,6 +40,9 @@ class Batch(Rows, Protocol):
 
     def select(self, rows: Tensor) -> Batch:
         """These vectors only."""
+
+    def double(self) -> Batch | None:
+        """The same vectors in float64; None if that cannot be had."""
 
     def linear_layer(self) -> Layer | None:
         """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
@@ -78,7 +82,9 @@ def balance(
         stream: the stream of random numbers, one for each pass.
     """
     paired = state.paired
-    table = state.table if state.table is not None else state.allocate(batch.dim, batch.dtype, batch.device)
+    table = state.allocate(batch.dim, batch.dtype, batch.device)
+    if table.dtype is not batch.dtype:
+        batch = batch.double() or batch
     # In a plain batch nothing is left over from before or for later, and each row is a unit.
     plain = not state.waiting and sizes is None and not (paired and batch.size % 2)
     if plain and state.compiled is not None and (layer := batch.linear_layer()) is not None:
@@ -91,9 +97,15 @@ def balance(
     gram, dots = found[0].to("cpu", torch.float64).numpy(), found[1].to("cpu", torch.float64).numpy()
     if not np.isfinite(gram.diagonal()).all():
         return _without_bad(state, batch, slots, sizes, stream)
+    norms = np.sqrt(np.abs(gram.diagonal()))
     if weights is not None:
         gram = np.triu(gram) + np.triu(gram, 1).T
         gram, dots = weights @ gram @ weights.T, dots @ weights.T
+        norms = np.abs(weights) @ norms
+    wide = batch.double() if batch.dtype is torch.float32 and _cancels(state, norms, gram, dots) else None
+    if wide is not None:
+        state.widen()
+        return balance(state, wide, slots, sizes=sizes, stream=stream)
     signs, rule = _signs(state, rows, gram, dots, weights, stream)
     by_row = signs @ weights if weights is not None else np.stack([signs, -signs], axis=1).ravel() if paired else signs
     unit_slots, waiting = (slots, {}) if grouping is None else (grouping.slots, _left_over(state, rows, grouping))
@@ -112,6 +124,18 @@ def balance(
     state.first_slot = int(unit_slots[-1]) if "first" in waiting else -1
     state.part_slot, state.part_count = (grouping.open_slot, grouping.open_count) if grouping else (-1, 0)
     return _decided(state, signs, unit_slots)
+
+
+def _cancels(state: BalanceState, norms: Matrix, gram: Matrix, dots: Matrix) -> bool:
+    """Are the vectors that get signs much shorter than those they are differences of, so that float32 loses digits?"""
+    raw, squares, count = float(norms @ norms), float(gram.trace()), len(norms)
+    lost = CANCELLED * float(np.finfo(np.float32).eps)
+    if state.paired:
+        return squares < lost * raw
+    if state.mean_square:
+        return squares + float(np.sum(state.mean_square - 2.0 * dots[1])) < lost * (raw + count * state.mean_square)
+    # Without m yet only sums of what the batch has in common cancel, and they lose half as many digits.
+    return count > 3 and squares - (2.0 * float(np.triu(gram).sum()) - squares) / count < lost**2 * raw
 
 
 def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:

@@ -63,10 +63,14 @@ class GlobalBatch(Factored):
         return gram, both[count:-1].view_as(dots)
 
     def select(self, rows: Tensor) -> GlobalBatch:
-        placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
-        return GlobalBatch(
-            placed, ranks=self._ranks, dim=self.dim, size=len(rows), scale=self.scale, like=self._like, most=self._most
-        )
+        return self._with([(offset, grads.select(rows)) for offset, grads in self.placed], len(rows), self._like)
+
+    def double(self) -> GlobalBatch:
+        return self._with([(offset, grads.double()) for offset, grads in self.placed], self.size, self._like.double())
+
+    def _with(self, placed: Placed, size: int, like: Tensor) -> GlobalBatch:
+        scale, most = self.scale, self._most
+        return GlobalBatch(placed, ranks=self._ranks, dim=self.dim, size=size, scale=scale, like=like, most=most)
 
     def linear_layer(self) -> None:
         """None: the compiled pass over one layer shares no work."""

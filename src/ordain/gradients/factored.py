@@ -53,12 +53,14 @@ class Factored(Gradients):
         gram, dots = self._zeros(self.size // 2, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None  # of the parameters for which pairing first saves nothing
         for offset, grads in self.placed:
-            part, pairs = vectors[:, offset : offset + grads.numel], grads.paired()
-            if pairs is not None:
-                pairs.add_products(part, gram, dots)
-            else:
-                whole = whole or self._zeros(self.size, len(vectors))
-                grads.add_products(part, *whole)
+            for one in grads.apart():
+                part, pairs = vectors[:, offset : offset + one.numel], one.paired()
+                if pairs is not None:
+                    pairs.add_products(part, gram, dots)
+                else:
+                    whole = whole or self._zeros(self.size, len(vectors))
+                    one.add_products(part, *whole)
+                offset += one.numel
         if whole is not None:
             for sums, more in zip((gram, dots), differences(*whole), strict=True):
                 sums += more
@@ -84,6 +86,13 @@ class Factored(Gradients):
     def select(self, rows: Tensor) -> Factored:
         placed = [(offset, grads.select(rows)) for offset, grads in self.placed]
         return Factored(placed, dim=self.dim, size=len(rows), scale=self.scale, like=self._like)
+
+    def double(self) -> Factored | None:
+        if self.device.type == "mps":
+            return None  # it has no float64
+        placed = [(offset, grads.double()) for offset, grads in self.placed]
+        like = torch.empty(0, dtype=torch.float64, device=self.device)
+        return Factored(placed, dim=self.dim, size=self.size, scale=self.scale, like=like)
 
     def rows(self, out: Tensor | None = None) -> Tensor:
         if out is None:

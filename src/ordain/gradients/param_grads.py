@@ -155,6 +155,11 @@ class ParamGrads(ABC):
             tensors[-1] = tensors[-1] * ratio if ratio else torch.zeros_like(tensors[-1])
         return self._rebuilt(tensors, [part.scaled(ratio) for part in self._parts])
 
+    def double(self) -> ParamGrads:
+        """The gradients in float64."""
+        wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in self.tensors()]
+        return self._rebuilt(wide, [part.double() for part in self._parts])
+
     def zeros(self, size: int) -> ParamGrads:
         """Gradients of this kind that are zero, for ``size`` examples."""
         device = self.materialize(0, 1).device
@@ -180,6 +185,15 @@ def lay_rows(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     for tensor, place in zip(tensors, places, strict=True):
         whole[place, : tensor.shape[1]] = tensor.to(whole.dtype)
     return whole
+
+
+def pair_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors ``[B, T, ...]`` of sum_t b_t a_t' to ``[B / 2, 2 T, ...]`` of the differences of consecutive pairs.
+
+    b a' - c d' = (b - c) a' + c (a - d)': what a pair has in common is subtracted before it is multiplied, not after.
+    """
+    (first_a, second_a), (first_b, second_b) = ((part[0::2], part[1::2]) for part in (a, b))
+    return torch.cat([first_a, first_a - second_a], dim=1), torch.cat([first_b - second_b, second_b], dim=1)
 
 
 class Materialized(ParamGrads):
@@ -277,14 +291,8 @@ class OuterProduct(ParamGrads):
             part[0].add_(biases[0], alpha=scale).sub_(biases[1], alpha=scale)
             part[1].add_(biases[0], alpha=scale).add_(biases[1], alpha=scale)
 
-    def paired(self) -> OuterProduct | None:
-        if self._steps == 1:
-            return None
-        # The second of a pair is as many steps more, with the sign of one factor flipped: the narrower one.
-        a, b = (part.reshape(self.size // 2, 2 * self._steps, -1) for part in (self._a, self._b))
-        flipped = torch.ones(2 * self._steps, 1, dtype=b.dtype, device=b.device)
-        flipped[self._steps :] = -1.0
-        return OuterProduct(a, b * flipped) if self.rows <= self.cols else OuterProduct(a * flipped, b)
+    def paired(self) -> OuterProduct:
+        return OuterProduct(*pair_factors(self._a, self._b))
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         # Gram of factors: T^2 (rows + cols) a pair of examples. Materialising: T rows cols an example, and then

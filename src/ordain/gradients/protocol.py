@@ -82,6 +82,10 @@ class Gradients(ABC):
         """(offset, gradients) of each parameter, and what they are to be multiplied by: for sending to other ranks."""
         return [(0, Materialized(self.rows().unsqueeze(1)))], 1.0
 
+    def double(self) -> Gradients | None:
+        """The same gradients in float64, for products that cancel in float32; None if that cannot be had."""
+        return None
+
     def linear_layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
         """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ordain.kernels import CANCELLED
 from ordain.kernels.signs import FAILED, UNSURE, compile_loop, decide
 
 
@@ -37,13 +38,14 @@ def layer_signs(
     Gradients are scale b_i a_i', flat, followed by the bias's if ``biased``. ``sums`` is float64[3]: the sum of the
     signs E and <P, m>, both brought up to date, and |m|^2. If ``paired``, signs are given to differences of
     consecutive rows, and ``mean`` and ``total`` are left alone. Returns False, with nothing touched, where a gradient
-    is not finite.
+    is not finite or g - m, of the first row, has lost digits (see ``CANCELLED``).
     """
     size, d = a.shape
     out = b.shape[1]
     c = b * a.dtype.type(scale)
     plus = 1.0 if biased else 0.0
     squares, limit = np.empty(size), float(np.finfo(a.dtype).max)
+    lost = CANCELLED * float(np.finfo(a.dtype).eps)
     for i in range(size):
         squares[i] = (_dot(a[i], a[i]) + plus) * _dot(c[i], c[i])
         if not 8.0 * squares[i] <= limit:  # 8: differences of pairs must be finite too
@@ -51,22 +53,26 @@ def layer_signs(
     for t in range(size // 2 if paired else size):
         i = 2 * t if paired else t
         inner = along = 0.0
+        if paired:  # c_1 a_1' - c_2 a_2' = apart a_1' + c_2 change'
+            change, apart = a[i] - a[i + 1], c[i] - c[i + 1]
         for j in range(out):
             row = signed[j * d : (j + 1) * d]
             bias = signed[out * d + j] if biased else a.dtype.type(0)
             if paired:
-                first, second = _two_dots(row, row, a[i], a[i + 1])
-                inner += c[i, j] * (first + bias) - c[i + 1, j] * (second + bias)
+                first, second = _two_dots(row, row, a[i], change)
+                inner += apart[j] * (first + bias) + c[i + 1, j] * second
             else:
                 first, second = _two_dots(row, mean[j * d : (j + 1) * d], a[i], a[i])
                 inner += c[i, j] * (first + bias)
                 along += c[i, j] * (second + mean[out * d + j] if biased else second)
         if paired:
-            cross = (_dot(a[i], a[i + 1]) + plus) * _dot(c[i], c[i + 1])
-            square = squares[i] - 2.0 * cross + squares[i + 1]
+            square = _dot(apart, apart) * (_dot(a[i], a[i]) + plus) + _dot(c[i + 1], c[i + 1]) * _dot(change, change)
+            square += 2.0 * _dot(apart, c[i + 1]) * _dot(a[i], change)
         else:  # <s, z> and |z|^2 for s = P - E m and z = g - m
             inner = inner - sums[1] - sums[0] * (along - sums[2])
             square = squares[i] - 2.0 * along + sums[2]
+            if t == 0 and square < lost * (squares[i] + sums[2]):  # before anything is touched
+                return False
         sign = decide(kind, inner, square, math.sqrt(max(state[0], 0.0)), False, u[t], state, param)
         if sign == UNSURE:
             sup = _largest(signed, mean, 0.0 if paired else sums[0])
@@ -82,11 +88,11 @@ def layer_signs(
         for j in range(out):
             into = signed[j * d : (j + 1) * d]
             if paired:
-                _add_pair(into, sign * c[i, j], a[i], -sign * c[i + 1, j], a[i + 1])
+                _add_pair(into, sign * apart[j], a[i], sign * c[i + 1, j], change)
             else:
                 _add_both(into, sign * c[i, j], total[j * d : (j + 1) * d], c[i, j], a[i])
             if biased:
-                signed[out * d + j] += sign * (c[i, j] - c[i + 1, j] if paired else c[i, j])
+                signed[out * d + j] += sign * (apart[j] if paired else c[i, j])
                 if not paired:
                     total[out * d + j] += c[i, j]
     return True

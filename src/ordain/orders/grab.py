@@ -100,7 +100,8 @@ class BalancingLearner:
 
     def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
         table = self.state.table
-        if table is not None and (table.dtype is not batch.dtype or table.device != batch.device):
+        # A table of float64 takes float32 too: it may have been widened.
+        if table is not None and (table.dtype.itemsize < batch.dtype.itemsize or table.device != batch.device):
             raise GradientError(
                 f"gradients of {batch.dtype} on {batch.device}",
                 expected=f"{table.dtype} on {table.device}, as before",

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ordain.gradients.combined import total
 from ordain.gradients.memory import chunk_numbers, in_pieces
-from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads, pair_factors
 from ordain.gradients.rules.folding import per_channel, trailing
 from ordain.gradients.rules.registry import Use, register_rule
 
@@ -87,12 +87,7 @@ class Convolved(ParamGrads):
             in_pieces(self.size, add)
 
     def paired(self) -> Convolved:
-        # The second of a pair is so many images more, with b negated.
-        half = self.size // 2
-        signs = torch.tensor([1.0, -1.0], dtype=self._b.dtype, device=self._b.device)
-        b = self._b.reshape(half, 2, -1) * signs[:, None]
-        x = self._x.reshape(half, -1, *self._x.shape[2:])
-        return Convolved(x, b.view(half, -1, *self._b.shape[2:]), self._geometry)
+        return Convolved(*pair_factors(self._x, self._b), self._geometry)
 
     def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
         # Gram of factors: T^2 (rows + cols) a pair. Materialising: T rows cols an example, then rows cols a pair.
