@@ -47,7 +47,7 @@ def calls() -> Iterator[list[int]]:
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
 def test_a_rule_of_ones_own(calls: list[int], shape: tuple[int, ...]) -> None:
     check(Setting("scale", Scale, lambda b: (torch.randn(b, *shape),)), 5, "mean")
-    assert calls == [1]
+    assert calls == [1, 1]  # for some of the examples, whose gradient is known, and for all
 
 
 def test_a_changed_forward_goes_through_the_fallback(calls: list[int]) -> None:

@@ -138,9 +138,10 @@ def test_gradients_made_by_torch_func_are_made_few_at_a_time() -> None:
     run = Run("func", "pair")
     for batch in run.epoch():
         rows = run.rows(batch)
-        run.loss(batch).backward()
+        loss = run.loss(batch)
         with Scarce(0, ERRORS["cuda"], enough=2) as scarce:
-            run.order.step()
+            loss.backward()
+        run.order.step()
         assert scarce.refused >= 2
         run.shadow.observe(rows)
         run.update()

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from engine import Setting, check
 from settings_sequence import Calls, ids, itself
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients import ExactSource
@@ -24,10 +27,6 @@ def step(model: nn.Module, *inputs: Tensor, **options: Any) -> None:
         source.collect()
     finally:
         source.detach()
-
-
-def packed(layer: nn.Module, x: Tensor) -> Tensor:
-    return layer(pack_padded_sequence(x, [3] * len(x), batch_first=True))[0].data  # type: ignore[no-any-return]
 
 
 def first(layer: nn.Module, x: Tensor) -> Tensor:
@@ -47,36 +46,91 @@ def merged(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x.reshape(-1, 3, 4))[0].reshape(len(x), -1)  # type: ignore[no-any-return]
 
 
+class Behind(nn.Module):
+    """A layer whose weight is used once by calling it and once by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x).tanh(), self.layer.weight)
+
+
+POINT = torch.randn(4, 4, dtype=torch.float64)
+
+
+def WIDE(size: int) -> tuple[Tensor, ...]:
+    return (torch.randn(size, 6, 4),)
+
+
 NUMBERS, IDS = (torch.randn(4, 6, 4),), (ids(4, 3),)
-REFUSED: list[tuple[str, nn.Module, Callable[..., Any], tuple[Tensor, ...], str]] = [
-    ("freq", nn.Embedding(7, 3, scale_grad_by_freq=True), plain, IDS, "scale_grad_by_freq=False"),
-    ("max-norm", nn.Embedding(7, 3, max_norm=1.0), plain, IDS, "max_norm=None"),
-    ("sparse", nn.Embedding(7, 3, sparse=True), plain, IDS, "sparse=False"),
-    ("positions", nn.Embedding(9, 4), placed, NUMBERS, "torch.arange(steps)[None]"),
-    ("bag-sparse", nn.EmbeddingBag(7, 3, sparse=True), plain, IDS, "sparse=False"),
-    ("bag-freq", nn.EmbeddingBag(7, 3, scale_grad_by_freq=True), plain, IDS, "scale_grad_by_freq=False"),
-    ("bag-max", nn.EmbeddingBag(7, 3, mode="max"), plain, IDS, "nn.Embedding"),
-    ("lstm-dropout", nn.LSTM(4, 3, 2, dropout=0.5), first, NUMBERS, "nn.Dropout between"),
-    ("gru-packed", nn.GRU(4, 3, batch_first=True), packed, NUMBERS, "padded tensor"),
-    ("rnn-over-examples", nn.RNN(4, 3), first, NUMBERS, "batch_first=False"),
-    ("lstm-one-sequence", nn.LSTM(4, 3), lambda m, x: m(x[:, 0])[0], NUMBERS, "where the layer has its sequences"),
-    ("lstm-merged", nn.LSTM(4, 3, batch_first=True), merged, NUMBERS, "a dimension of their own"),
-    ("cell-merged", nn.GRUCell(4, 3), lambda m, x: m(x.reshape(-1, 4)).view(4, -1), NUMBERS, "one row an example"),
-    ("bias-kv", nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True), itself, NUMBERS, "add_bias_kv=False"),
-    ("over-examples", nn.MultiheadAttention(4, 2), itself, NUMBERS, "batch_first=False"),
+REFUSED: list[tuple[str, nn.Module, str]] = [
+    ("freq", nn.Embedding(7, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
+    ("max-norm", nn.Embedding(7, 3, max_norm=1.0), "max_norm=None"),
+    ("sparse", nn.Embedding(7, 3, sparse=True), "sparse=False"),
+    ("bag-sparse", nn.EmbeddingBag(7, 3, sparse=True), "sparse=False"),
+    ("bag-freq", nn.EmbeddingBag(7, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("layer", "how", "inputs", "remedy"), [pytest.param(*rest, id=name) for name, *rest in REFUSED]
-)
-def test_refused_by_name(layer: nn.Module, how: Callable[..., Any], inputs: tuple[Tensor, ...], remedy: str) -> None:
+@pytest.mark.parametrize(("layer", "remedy"), [pytest.param(*rest, id=name) for name, *rest in REFUSED])
+def test_refused_by_name(layer: nn.Module, remedy: str) -> None:
     with pytest.raises(UnsupportedModuleError) as error:
-        step(Calls(layer, how), *inputs)
+        step(Calls(layer, plain), *IDS)
     message = str(error.value)
     assert type(layer).__name__ in message
     assert "'layer'" in message
     assert remedy in message
+
+
+MIXING: dict[str, tuple[nn.Module, Callable[..., Any]]] = {
+    "rnn": (nn.RNN(4, 3), first),
+    "lstm-one-sequence": (nn.LSTM(4, 3), lambda m, x: m(x[:, 0])[0]),
+    "attention": (nn.MultiheadAttention(4, 2), itself),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_layers_that_take_another_dimension_for_the_batch(name: str) -> None:
+    with pytest.raises(UnsupportedModuleError, match="depends on the other examples.*batch_first"):
+        step(Calls(*MIXING[name]), *NUMBERS)
+
+
+def by_length(layer: nn.Module, x: Tensor) -> Tensor:
+    """Sequences of different lengths, packed: only the steps that are there are run."""
+    lengths = [min(6, 2 + int(10 * abs(float(one[0, 0]))) % 5) for one in x]
+    out = layer(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[0]
+    return pad_packed_sequence(out, batch_first=True, total_length=6)[0]
+
+
+NOT_BY_RULE = [
+    Setting("positions", lambda: Calls(nn.Embedding(9, 4), placed), lambda b: (torch.randn(b, 6, 4),)),
+    Setting("bag-max", lambda: Calls(nn.EmbeddingBag(7, 3, mode="max"), plain), lambda b: (ids(b, 3),)),
+    Setting("gru-packed", lambda: Calls(nn.GRU(4, 3, batch_first=True), by_length), lambda b: (torch.randn(b, 6, 4),)),
+    Setting("lstm-merged", lambda: Calls(nn.LSTM(4, 3, batch_first=True), merged), lambda b: (torch.randn(b, 6, 4),)),
+    Setting(
+        "cell-merged",
+        lambda: Calls(nn.GRUCell(4, 3), lambda m, x: m(x.reshape(-1, 4)).view(len(x), -1)),
+        lambda b: (torch.randn(b, 6, 4),),
+    ),
+    Setting(
+        "bias-kv",
+        lambda: Calls(nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True), itself),
+        lambda b: (torch.randn(b, 6, 4),),
+    ),
+    Setting("conv-unbatched", lambda: Calls(nn.Conv1d(4, 4, 3, padding=1), lambda m, x: x @ m(POINT)), WIDE),
+    Setting("weight-norm", lambda: weight_norm(nn.Linear(4, 3)), lambda b: (torch.randn(b, 4),)),
+    Setting("used-behind-its-module", lambda: Behind(), lambda b: (torch.randn(b, 4),)),
+]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("setting", "size"), [pytest.param(s, size, id=f"{s.name}-{size}") for s in NOT_BY_RULE for size in (1, 2, 5)]
+)
+def test_what_no_rule_explains_is_taken_from_the_graph(setting: Setting, size: int, reduction: str) -> None:
+    check(setting, size, reduction)
 
 
 def test_dropout_between_no_layers_is_no_dropout() -> None:

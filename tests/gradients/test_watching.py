@@ -376,32 +376,6 @@ def test_the_old_checkpointing_is_refused() -> None:
         source.collect()
 
 
-class Borrows(nn.Module):
-    """Uses a layer's weight without calling the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(nn.functional.linear(self.layer(x).tanh(), self.layer.weight))  # type: ignore[no-any-return]
-
-
-def test_a_parameter_used_behind_its_module_is_refused_by_name() -> None:
-    model = Borrows().double()
-    order = GraB(model, N)
-    (batch, *_) = batches(order, BATCH)
-    backward(model, Regression(N), batch)
-    with pytest.raises(UnsupportedModuleError, match=r"'layer\.weight'.*params=lambda name.*gradients='func'"):
-        order.step()
-    order.detach()
-    # Both ways out.
-    for options in ({"params": lambda name: name != "layer.weight"}, {"gradients": "func"}):
-        order = GraB(model, N, **options)
-        assert len(train(order, model, Regression(N))) == EPOCHS + 1
-        order.detach()
-
-
 def normalized() -> nn.Sequential:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))

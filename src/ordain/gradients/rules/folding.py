@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from ordain.errors import UnsupportedModuleError
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.rules.registry import Use
 
@@ -18,7 +19,11 @@ def trailing(use: Use, keep: int) -> tuple[Tensor, Tensor]:
     """
     x, grad, way = use.input(), use.grad(), use.layouts.get(0)
     if use.size > 1 and (way is None or way.axis >= use.grads[0].ndim - keep):
-        raise use.refusal(f"an input of shape {tuple(x.shape)} whose examples the layer mixes")
+        raise UnsupportedModuleError(
+            f"an input of shape {tuple(x.shape)} at {use.path!r}, whose examples the layer mixes",
+            expected="examples in a dimension that the layer treats one by one",
+            remedy="Give the layer a batch dimension, or say with batch_dim= where the model's inputs have it.",
+        )
     kept = (t.reshape(len(t), t.shape[1 : t.ndim - keep].numel(), *t.shape[t.ndim - keep :]) for t in (x, grad))
     return next(kept), next(kept)
 

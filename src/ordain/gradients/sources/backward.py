@@ -10,6 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+_sending: list[object] = []
+
+
+def send(by: object | None) -> None:
+    """Say who sends the gradient of some examples alone down a graph; None: nobody any more."""
+    _sending[:] = [] if by is None else [by]
+
+
+def sending() -> bool:
+    """Is such a gradient on its way? It is nothing to learn from."""
+    return bool(_sending)
+
 
 class Backwards:
     """Collects what the running backward brings, and hands it to ``finish`` once that backward is complete.

@@ -126,18 +126,20 @@ class ExactSource:
             return
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
-            (chosen,) = self._checks.examples(size, device=self.like.device, all_apart=False)
-            alone = outputs_of_some(self._model, inputs, chosen, self._batch_dim)
-            record.alone = None if alone is None else (chosen, alone)
+            (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
+            record.alone = [
+                (chosen, outputs_of_some(self._model, inputs, chosen, self._batch_dim)) for chosen in (half, ~half)
+            ]
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
-        if record.alone is not None and len(record.alone[0]) == record.size:
-            try:
-                refuse_mixed(output, record.alone[1], record.alone[0])
-            except UnsupportedModuleError as error:
-                record.result = error
-        record.alone = None
+        try:
+            for some, alone in record.alone:
+                if alone is not None and len(some) == record.size:
+                    refuse_mixed(output, alone, some)
+        except UnsupportedModuleError as error:
+            record.result = error
+        record.alone = ()
         if not outputs or not record.size or self._split:
             return
         signature = self._signature(record)
@@ -302,7 +304,7 @@ class ExactSource:
             if rows is not None:
                 found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
         batch = self._joined(found, record.size)
-        if inspection is not None and inspection.chosen and self._by_graph and not inspection.failed:
+        if self._by_graph and inspection is not None and inspection.chosen and inspection.complete:
             given = {p: self._offsets[p] for p in self._by_graph if p.requires_grad}
             wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
             for p in wrong:

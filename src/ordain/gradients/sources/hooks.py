@@ -7,7 +7,7 @@ it happened in; a pass becomes a batch when a backward reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ordain.errors import StateError, StepError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes
 from ordain.gradients.rules import Use, Watch, watch_for
-from ordain.gradients.sources.backward import Backwards
+from ordain.gradients.sources.backward import Backwards, send, sending
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded, is_split
 
-_sending: list[object] = []  # whoever sends the gradient of some examples alone down a graph
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
 
 
@@ -42,7 +41,7 @@ class Pass:
         due: whether it is to be inspected.
         own_layouts: whether its examples may lie in an order that other passes do not have.
         layouts: of its calls, as an inspection showed; None: those of earlier passes.
-        alone: examples that were run alone, and their outputs.
+        alone: sets of examples that were run alone, and their outputs.
         inspection: of its graph, if there is one.
         result: what the source made of it at the end of the backward, or the error that it met.
     """
@@ -54,7 +53,7 @@ class Pass:
     shapes: dict[tuple[nn.Module, int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
     due: bool = False
-    alone: Any = None
+    alone: Sequence[tuple[Tensor, Any]] = ()
     own_layouts: bool = False
     layouts: dict[Any, dict[int, Layout]] | None = None
     inspection: Any = None
@@ -278,7 +277,7 @@ class Hooks:
     def divert(self, uses: dict[Any, Any] | None) -> None:
         """Write what comes to the layers' outputs to ``uses``, by pass, module and call; None ends that."""
         self._diverted = uses
-        _sending[:] = [] if uses is None else [self]
+        send(None if uses is None else self)
 
     def _reach(
         self,
@@ -293,7 +292,7 @@ class Hooks:
         grad = grads[number]
         if grad is None:
             return
-        if _sending:
+        if sending():
             if self._diverted is None:
                 return  # another order of the model does it
             _, found = self._diverted.setdefault((record.number, module, call), (use, {}))
@@ -312,7 +311,7 @@ class Hooks:
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
     def _reach_output(self, record: Pass, grads: tuple[Tensor | None, ...]) -> None:
-        if not _sending:
+        if not sending():
             self._bring(record)
 
     def _bring(self, record: Pass) -> bool:
@@ -325,7 +324,7 @@ class Hooks:
         return brought is not None
 
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        if self._arrived is not None and not _sending:
+        if self._arrived is not None and not sending():
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     def _finish(self, brought: dict[int, Pass]) -> None:
@@ -361,11 +360,6 @@ class Hooks:
         if dropped:
             self._arrived = None  # which part of it came from which pass is not known
         return bool(self._ready)
-
-
-def sending() -> bool:
-    """Is the gradient of some examples alone on its way, which is nothing to learn from?"""
-    return bool(_sending)
 
 
 def _detached(leaf: Any) -> Any:

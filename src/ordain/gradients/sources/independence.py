@@ -55,8 +55,8 @@ def refuse_mixed(output: Any, alone: list[Any], chosen: Tensor) -> None:
                 "a model whose output for an example depends on the other examples of the batch",
                 expected="a model that treats each example by itself",
                 remedy="Look for statistics over the batch (F.batch_norm, x.mean(0)) or a permutation of it in its "
-                "forward, or for a layer that takes another dimension for the batch (batch_dim=); or order whole batches "
-                "with group=batch_size and gradients='microbatch'.",
+                "forward, or for a layer that takes another dimension for the batch (batch_first=, batch_dim=); or "
+                "order whole batches with group=batch_size and gradients='microbatch'.",
             )
 
 

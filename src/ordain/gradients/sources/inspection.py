@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ordain.gradients.layout import Layout, layouts
+from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan
 
 Edge = tuple[Node, int]
@@ -65,7 +66,7 @@ class Inspection:
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._covered: set[int] = set()  # outputs that lie below others
         self._task = -1  # the backward that is running
-        self._complete = False  # has a backward through this graph come to its end, and not been collected?
+        self._kept = False  # has a backward through this graph come to its end, and not been collected?
         if chosen:
             for (node, output), way in _cuts(outputs, size, batch_dim).items():
                 node.register_prehook(partial(self._at_output, self.graph.nodes[node], output, way))
@@ -79,6 +80,11 @@ class Inspection:
             self.rows = Rows(self.graph, plan, self.size)
         self.graph.release()
 
+    @property
+    def complete(self) -> bool:
+        """Has the gradient at all of the model's outputs been sent? Not that at outputs that lie below others."""
+        return not self._covered
+
     def follow(self, params: Sequence[Tensor]) -> Plan:
         """From here on send one gradient an example to ``params``, as the sightings suggest."""
         plan = make_plan(self.graph, self.sightings, params)
@@ -89,13 +95,13 @@ class Inspection:
 
     def finish(self, *, complete: bool) -> None:
         """A backward through the graph has come to its end; or what it brought has been collected."""
-        self._complete = complete
+        self._kept = complete
 
     def _enter(self) -> None:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self._covered = task, set()
-            if not self._complete:  # what is there is of a backward that broke off, or has been collected
+            if not self._kept:  # what is there is of a backward that broke off, or has been collected
                 for several in (*self.found, *self.uses):
                     several.clear()
                 if self.rows is not None:
@@ -105,6 +111,8 @@ class Inspection:
         if self._sending is not None:
             self._covered.add(number)
             return
+        if sending():
+            return  # for another order
         self._enter()
         grad = grads[output]
         if grad is None or number in self._covered or self.failed:
@@ -130,7 +138,7 @@ class Inspection:
 
     def _at_node(self, number: int, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is None:
-            if self.rows is not None:
+            if self.rows is not None and not sending():
                 self._enter()
                 with torch.no_grad():
                     self.rows.arrive(number, grads)

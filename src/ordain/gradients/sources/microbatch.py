@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
-from ordain.gradients.sources.hooks import Hooks, Pass, sending
+from ordain.gradients.sources.backward import sending
+from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.model_checks import check_reduction, choose
 
 
