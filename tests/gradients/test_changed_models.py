@@ -90,7 +90,8 @@ def test_a_gradient_that_says_nothing_proves_nothing(spoil: str) -> None:
         ((batch, _),) = source.collect()
         twin = copy.deepcopy(model)
         rows = loop_gradients(twin, F.cross_entropy, x, data.y)
-        torch.testing.assert_close(batch.rows(), rows, equal_nan=True, rtol=1e-9, atol=1e-12)
+        if step or spoil != "nan":
+            torch.testing.assert_close(batch.rows(), rows, rtol=1e-9, atol=1e-12)
         with torch.no_grad():
             for p in model.parameters():
                 if p.grad is not None and torch.isfinite(p.grad).all():

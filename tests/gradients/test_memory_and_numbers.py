@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ordain import Deterministic, GraB, Herding, Order
 from ordain.errors import GradientError, InputError, MemoryLimitError, StateError, StepError
-from ordain.gradients import ExactSource, memory
+from ordain.gradients import ExactSource, FuncSource, memory
 from ordain.gradients.dense import Dense
 from ordain.gradients.sparse_rows import SparseRows
 from ordain.orders.grab import BalancingLearner
@@ -135,17 +135,25 @@ def test_memory_that_runs_out_in_a_module_without_a_rule_is_called_that() -> Non
 
 
 def test_gradients_made_by_torch_func_are_made_few_at_a_time() -> None:
-    run = Run("func", "pair")
-    for batch in run.epoch():
-        rows = run.rows(batch)
-        loss = run.loss(batch)
-        with Scarce(0, ERRORS["cuda"], enough=2) as scarce:
-            loss.backward()
-        run.order.step()
-        assert scarce.refused >= 2
-        run.shadow.observe(rows)
-        run.update()
-    run.check()
+    refused = []
+
+    class Scant(FuncSource):
+        """Runs the examples again where nothing can be made before two halvings."""
+
+        def backward_ended(self, record: Any) -> None:
+            with Scarce(0, ERRORS["cuda"], enough=2) as scarce:
+                super().backward_ended(record)
+            refused.append(scarce.refused)
+
+    model, data = small_model(), Regression(12)
+    found = []
+    for source in (FuncSource(model), Scant(model)):
+        cross_entropy(model(data.x), data.y).backward()
+        ((batch, _),) = source.collect()
+        found.append(batch.rows())
+        source.detach()
+    assert refused[0] >= 2
+    torch.testing.assert_close(*found)
 
 
 def test_other_errors_are_not_taken_for_memory() -> None:

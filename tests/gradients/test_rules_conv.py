@@ -40,6 +40,6 @@ def test_examples_inside_a_layer_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(layer)
     source = ExactSource(model)
     model(torch.randn(4, 6)).square().sum().backward()
-    with pytest.raises(UnsupportedModuleError, match="depends on the other examples|mixes"):
+    with pytest.raises(UnsupportedModuleError, match=r"depends on the other examples|mixes"):
         source.collect()
     source.detach()

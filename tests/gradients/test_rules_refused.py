@@ -93,7 +93,7 @@ MIXING: dict[str, tuple[nn.Module, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", MIXING)
 def test_layers_that_take_another_dimension_for_the_batch(name: str) -> None:
-    with pytest.raises(UnsupportedModuleError, match="depends on the other examples.*batch_first"):
+    with pytest.raises(UnsupportedModuleError, match=r"depends on the other examples.*batch_first"):
         step(Calls(*MIXING[name]), *NUMBERS)
 
 

@@ -143,7 +143,7 @@ class ExactSource:
         if not outputs or not record.size or self._split:
             return
         signature = self._signature(record)
-        new = signature not in self._understood or not self._fit(record)
+        new = self._checks.contiguous or signature not in self._understood or not self._fit(record)
         if record.due or new:
             self._hooks.ask()
         elif not self._by_graph and not self._may_rearrange:
@@ -235,6 +235,7 @@ class ExactSource:
                 if certain and not record.own_layouts:
                     self._plans[inspection.graph.names] = plan
             self._tries[signature] += 1
+            seen &= all(any(bool(one[p].any()) for one in inspection.found if p in one) for p in inspection.graph.sinks)
             if (seen and certain) or self._tries[signature] >= _TRIES:
                 self._understood.add(signature)
 
