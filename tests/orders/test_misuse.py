@@ -78,10 +78,10 @@ def test_what_cannot_be_skipped(build: Any, count: Any) -> None:
 def test_gradients_that_change_their_dtype() -> None:
     order = GraB(None, 8)
     list(order.sampler)
-    order.observe(torch.ones(2, 3, dtype=torch.float64))
-    with pytest.raises(GradientError, match=r"gradients of torch\.float32 on cpu; expected torch\.float64 on cpu"):
-        order.observe(torch.ones(2, 3))
-    order.observe(torch.ones(2, 3, dtype=torch.float64))
+    order.observe(torch.ones(2, 3))
+    with pytest.raises(GradientError, match=r"gradients of torch\.float64 on cpu; expected torch\.float32 on cpu"):
+        order.observe(torch.ones(2, 3, dtype=torch.float64))
+    order.observe(torch.ones(2, 3))
 
 
 class Gaps:

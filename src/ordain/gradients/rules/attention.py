@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ordain.gradients.combined import RowRange, Stacked, total
+from ordain.gradients.layout import Layout
 from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads
 from ordain.gradients.rules.registry import Use, register_rule
 
@@ -115,6 +116,8 @@ def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Param
             leaf = use.inner(number)
             if leaf not in use.grads:
                 continue
+            # Inside, steps come first. (Where parameters are sharded, nothing has shown it.)
+            use.layouts.setdefault(leaf, Layout(1) if one.a.ndim == 3 else Layout(0, interleaved=True))
             a, b = (use.batch_first(t, leaf) for t in (one.a, use.grads[leaf]))
             a, b = (t.reshape(use.size, -1, t.shape[-1]).contiguous() for t in (a, b))  # [B, T, features]
             name, start = one.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-_sending: list[object] = []
+_thread = threading.local()  # a backward inside a backward runs in the same thread
 
 
-def send(by: object | None) -> None:
-    """Say who sends the gradient of some examples alone down a graph; None: nobody any more."""
-    _sending[:] = [] if by is None else [by]
+def send(on: bool) -> None:
+    """Say that the gradient of some examples alone is being sent down a graph, or is no longer."""
+    _thread.sending = on
 
 
 def sending() -> bool:
     """Is such a gradient on its way? It is nothing to learn from."""
-    return bool(_sending)
+    return getattr(_thread, "sending", False)
 
 
 class Backwards:

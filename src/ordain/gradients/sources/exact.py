@@ -75,15 +75,17 @@ class ExactSource:
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._split = any(is_split(p) for p in self._offsets)
         self._checks = SpotChecks()
-        self._layouts: dict[
-            tuple[nn.Module, int], dict[int, Layout]
-        ] = {}  # of each call's outputs, as gradients showed
+        self._layouts: dict[tuple[nn.Module, int], dict[int, Layout]] = {}  # of each call's outputs, as was seen
         self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
         self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
         self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
         self._tries: Counter[tuple[Any, ...]] = Counter()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self)
         self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
+        self._owned = {  # a rule that watches its module answers for submodules
+            module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
+            for module in self._hooks.paths
+        }
         # Parameters to be taken from the graph, and why.
         self._by_graph: dict[Tensor, str] = {}
         for module, path in self._hooks.paths.items():
@@ -122,7 +124,7 @@ class ExactSource:
     def forward_began(self, record: Pass, inputs: Any) -> None:
         """Now and then, run some of the examples alone to see whether the others make a difference."""
         record.due = self._checks.due()
-        if not record.due or not record.sizes or (self._split and record.number > 1):
+        if not record.due or not record.sizes or self._split:
             return
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
@@ -198,12 +200,8 @@ class ExactSource:
         return True
 
     def _take_from_graph(self, module: nn.Module, reason: str) -> None:
-        for p in self._own(module):
+        for p in self._owned[module]:
             self._by_graph.setdefault(p, reason)
-
-    def _own(self, module: nn.Module) -> list[Tensor]:
-        recurse = watch_for(module) is not None  # its rule answers for submodules
-        return [p for p in module.parameters(recurse=recurse) if p in self._offsets]
 
     # --- what an inspection shows ---------------------------------------------------------------------
 
@@ -221,7 +219,7 @@ class ExactSource:
             if not foreign:  # else other passes of the model lie below this one
                 self._compare_layers(record, inspection)
         added = [p for p in self._by_graph if p not in before]
-        if added and not self._checks.contiguous and not record.own_layouts:
+        if added and signature in self._understood and not self._checks.contiguous and not record.own_layouts:
             name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
             record.result = self._unexplained(
                 name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
@@ -316,12 +314,13 @@ class ExactSource:
         self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]
     ) -> None:
         """Add the gradients that a rule gives for the calls of ``module`` to ``found``, by offset."""
-        if module not in self._rules or all(p in self._by_graph for p in module.parameters() if p in self._offsets):
+        if module not in self._rules or all(p in self._by_graph for p in self._owned[module]):
             return
         for call, use in uses.items():
             known = (self._layouts if record.layouts is None else record.layouts).get((module, call), {})
             for leaf, grad in use.grads.items():
-                way = known.get(leaf) or next(iter(layouts(grad.shape, use.size, self._batch_dim)), None)
+                likely = layouts(grad.shape, use.size, self._batch_dim) if leaf >= 0 else ()
+                way = known.get(leaf) or next(iter(likely), None)
                 if way is not None:
                     use.layouts[leaf] = way
         for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
@@ -375,11 +374,14 @@ class ExactSource:
         if p is None and "." in name:
             path, _, last = name.rpartition(".")
             p = module.get_submodule(path)._parameters.get(last)
-        if p is None or not p.requires_grad or p in self._by_graph:
+        if p is None:
             return -self.dim
-        place = self._offsets.get(p) or self._offsets.get(self._hooks.sharded.part(p))
+        part = self._hooks.sharded.part(p)
+        if not part.requires_grad or part in self._by_graph:
+            return -self.dim
+        place = self._offsets.get(part)
         if place is None:
-            self._refuse_new([p])
+            self._refuse_new([part])
             return -self.dim
         return place[0]
 

@@ -86,9 +86,14 @@ class Graph:
         self.nodes = {}
 
 
+def shape_at(node: Node, output: int) -> tuple[int, ...]:
+    """Of a node's output."""
+    return tuple(getattr(node, "_input_metadata")[output].shape)  # noqa: B009
+
+
 def is_view_of_parameter(node: Node) -> bool:
     """Whether nothing but one parameter lies below."""
-    while len(node.next_functions) == 1:
+    while node is not None and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     return node is None or not node.next_functions
 
@@ -98,7 +103,7 @@ def _keeps_order(node: Node, size: int) -> bool:
     child, number = node.next_functions[0]
     if child is None:
         return True
-    shape = tuple(child._input_metadata[number].shape)
+    shape = shape_at(child, number)
     touched = getattr(node, "_saved_indices", None)
     if touched is None:
         dims = getattr(node, "_saved_dims", None) or [getattr(node, "_saved_dim", None)]
@@ -233,7 +238,7 @@ class Rows:
 def _shape(node: Node, place: int) -> tuple[int, ...]:
     """Of the tensor that was input ``place`` of a node."""
     child, number = node.next_functions[place]
-    return tuple(child._input_metadata[number].shape)
+    return shape_at(child, number)
 
 
 def _called(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -261,7 +266,7 @@ def _at_border(
     if first is not None and way is not None and len(grads) == 1:
         if name in ("MmBackward0", "AddmmBackward0") and way.axis == 0:
             weight = 1 if name == "MmBackward0" else 2
-            inputs = node._saved_self if name == "MmBackward0" else node._saved_mat1
+            inputs = getattr(node, "_saved_self" if name == "MmBackward0" else "_saved_mat1")
             if inputs is not None and set(wanted) <= {weight, weight - 2} and _unscaled(node):
                 a, b = way.split(inputs, size), way.split(first, size)
                 return {0: b, weight: torch.einsum("bti,bto->bio", a, b)}
@@ -299,15 +304,15 @@ def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: lis
         places.append(len(found))
         return [one for one in found if one is not None]
 
-    functorch: Any = torch._C._functorch
-    functorch._set_vmap_fallback_warning_enabled(False)  # it would say that it loops
+    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
+    warn(False)  # it would say that it loops
     try:
         outs = vmap(tensors)(rows)
     except (RuntimeError, ValueError):
         each = [tensors([row[i] for row in rows]) for i in range(len(rows[0]))]
         outs = [torch.stack(several) for several in zip(*each, strict=True)]
     finally:
-        functorch._set_vmap_fallback_warning_enabled(True)
+        warn(True)
     found: list[Tensor | None] = [None] * places.pop()
     for place, out in zip(places, outs, strict=True):
         found[place] = out

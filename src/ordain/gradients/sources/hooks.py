@@ -277,7 +277,7 @@ class Hooks:
     def divert(self, uses: dict[Any, Any] | None) -> None:
         """Write what comes to the layers' outputs to ``uses``, by pass, module and call; None ends that."""
         self._diverted = uses
-        send(None if uses is None else self)
+        send(uses is not None)
 
     def _reach(
         self,

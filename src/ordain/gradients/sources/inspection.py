@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.backward import sending
-from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan
+from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan, shape_at
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -159,7 +159,7 @@ def _cuts(outputs: Sequence[Edge], size: int, batch_dim: int) -> dict[Edge, Layo
             continue
         seen.add(edge)
         node, output = edge
-        shape = tuple(node._input_metadata[output].shape)
+        shape = shape_at(node, output)
         ways = [way for way in layouts(shape, size, batch_dim) if shape[way.axis] == size]
         if ways and not is_view_of_parameter(node):
             found[edge] = ways[0]
