@@ -124,6 +124,8 @@ class ExactSource:
     def forward_began(self, record: Pass, inputs: Any) -> None:
         """Now and then, run some of the examples alone to see whether the others make a difference."""
         record.due = self._checks.due()
+        if record.due:
+            self._hooks.ask()
         if not record.due or not record.sizes or self._split:
             return
         size = batch_size(record.sizes, [], self._batch_dim)
@@ -146,9 +148,9 @@ class ExactSource:
             return
         signature = self._signature(record)
         new = self._checks.contiguous or signature not in self._understood or not self._fit(record)
-        if record.due or new:
+        if new:
             self._hooks.ask()
-        elif not self._by_graph and not self._may_rearrange:
+        elif not record.due and not self._by_graph and not self._may_rearrange:
             return
         sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
         graph = Graph([node for node, _ in outputs], sinks)
