@@ -88,7 +88,6 @@ class Hooks:
     Attributes:
         paths: the watched modules and their names.
         sharded: which parameter stands for which.
-        ignoring: set while forwards do not count.
         coarse: has anything been computed in less than float32?
     """
 
@@ -101,7 +100,7 @@ class Hooks:
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = False
-        self.ignoring = False
+        self._ignoring = False, False  # are forwards ignored, and are they the source's own?
         self._ignored = False  # has there been a forward since the last step() that does not count?
         self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
@@ -154,13 +153,13 @@ class Hooks:
             self._stand_by()
 
     @contextmanager
-    def ignore(self) -> Iterator[None]:
-        """Forwards in here do not count."""
-        before, self.ignoring = self.ignoring, True
+    def ignore(self, *, ours: bool = False) -> Iterator[None]:
+        """Forwards in here do not count; if they are not ``ours``, the loss may have summands that nobody watches."""
+        before, self._ignoring = self._ignoring, (True, ours)
         try:
             yield
         finally:
-            self.ignoring = before
+            self._ignoring = before
 
     def _stand_by(self) -> None:
         for p in self._params:
@@ -181,8 +180,9 @@ class Hooks:
         if model is not self._model or not torch.is_grad_enabled():
             return
         self._pass = None
-        if self.ignoring:
-            self._ignored = True
+        ignoring, ours = self._ignoring
+        if ignoring:
+            self._ignored |= not ours
             return
         self._extras.clear()
         self._leave_contexts()

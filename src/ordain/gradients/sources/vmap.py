@@ -101,7 +101,7 @@ class FuncSource:
     def backward_ended(self, record: Pass) -> None:
         """Run the model again now: the optimizer may change the weights before step()."""
         try:
-            with undisturbed(), self._hooks.ignore():
+            with undisturbed(), self._hooks.ignore(ours=True):
                 record.result = shrinking(partial(self._gradients, record))
         except Exception as error:  # to be raised by step(), not out of the backward
             record.result = error

@@ -1,0 +1,256 @@
+"""Loops and models that break an assumption late, or behind the order's back: equal to the loop, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import Regression, loop_gradients, small_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ordain import GraB
+from ordain.errors import StepError, UnsupportedModuleError
+from ordain.gradients import ExactSource, FuncSource
+
+N, B = 24, 4
+Source = ExactSource | FuncSource
+
+
+def rows_of(source: Source) -> Tensor:
+    ((batch, _),) = source.collect()
+    return batch.rows()
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+# --- the optimizer first --------------------------------------------------------------------------
+
+
+class Reads(nn.Module):
+    """A layer whose gradients need its weights, and a module with a parameter of its own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x.unsqueeze(1) if isinstance(self.layer, nn.RNNBase) else x)
+        out = out[0] if isinstance(out, tuple) else out
+        return self.head((out * self.scale).reshape(len(x), -1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.LSTM(5, 3, batch_first=True),
+        lambda: nn.GRU(5, 3, batch_first=True),
+        lambda: nn.GRUCell(5, 3),
+        lambda: nn.Linear(5, 3),
+    ],
+    ids=["lstm", "gru", "cell", "linear"],
+)
+def test_the_optimizer_may_step_first(layer: Callable[[], nn.Module], kind: type[Source]) -> None:
+    if kind is FuncSource and isinstance(layer(), nn.RNNBase | nn.RNNCellBase):
+        pytest.skip("torch.func cannot vmap it")
+    data, model = Regression(N), Reads(layer()).double()
+    optimizer, source = sgd(model, lr=0.5), kind(model)
+    for start in range(0, N, B):
+        x, y = data.x[start : start + B], data.y[start : start + B]
+        wanted = loop_gradients(copy.deepcopy(model), F.cross_entropy, x, y)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        torch.testing.assert_close(rows_of(source), wanted, rtol=1e-8, atol=1e-12)
+
+
+# --- assumptions that break late --------------------------------------------------------------------
+
+
+def train(source: Source, model: nn.Module, steps: int, loss: Callable[[int, Tensor, Tensor], Tensor]) -> None:
+    data, optimizer = Regression(N), sgd(model)
+    for step in range(steps):
+        start = B * step % N
+        optimizer.zero_grad()
+        loss(step, data.x[start : start + B], data.y[start : start + B]).backward()
+        source.collect()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource])
+def test_a_penalty_that_is_switched_on_late(kind: type[Source]) -> None:
+    model = small_model()
+
+    def loss(step: int, x: Tensor, y: Tensor) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(x), y) + (0.1 * penalty if step > 20 else 0.0)
+
+    train(kind(model), model, 20, loss)
+    with pytest.raises(UnsupportedModuleError, match=r"gradient that .* not explain.*"):
+        train(kind(model), model, 200, loss)
+
+
+def test_a_head_that_is_called_again_outside_the_model() -> None:
+    model = small_model()
+
+    def loss(step: int, x: Tensor, y: Tensor) -> Tensor:
+        more = model[2](torch.ones(1, 4).double()).square().sum() if step > 20 else 0.0
+        return F.cross_entropy(model(x), y) + more
+
+    with pytest.raises(UnsupportedModuleError, match=r"'2\.weight'.*order\.ignore"):
+        train(ExactSource(model), model, 200, loss)
+
+
+class Gated(nn.Module):
+    """Attends over the batch, behind a gate that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head, self.gate = nn.Linear(5, 4), nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x).tanh()
+        return self.head(h + self.gate * ((h @ h.T).softmax(1) @ h))  # type: ignore[no-any-return]
+
+
+def test_a_gate_that_opens() -> None:
+    model = Gated().double()
+    with pytest.raises(UnsupportedModuleError, match=r"mixes the examples|depends on the other examples"):
+        train(ExactSource(model), model, 200, lambda _, x, y: F.cross_entropy(model(x), y))
+
+
+def test_a_backward_that_brings_the_parameters_nothing_does_not_count() -> None:
+    data, model = Regression(N), small_model()
+    source = ExactSource(model)
+    for start in range(0, N, B):
+        x, y = data.x[start : start + B].clone().requires_grad_(), data.y[start : start + B]
+        wanted = loop_gradients(copy.deepcopy(model), F.cross_entropy, x.detach(), y)
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if start % 2 == 0:
+            torch.autograd.grad(loss, x, retain_graph=True)
+        loss.backward()
+        torch.testing.assert_close(rows_of(source), wanted, rtol=1e-8, atol=1e-12)
+
+
+class Late(nn.Module):
+    """A table of T x k that all examples share, first used in the second batch, when T is B."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shared, self.head = nn.Linear(5, 4), nn.Linear(2, 4), nn.Linear(4, 3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.layer(x)
+        if self.calls > 6:
+            h = h + self.shared(torch.arange(2.0 * B, dtype=torch.float64).reshape(B, 2)).sum(0)
+        return self.head(h.tanh())  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_is_first_called_late() -> None:
+    data, model = Regression(N), Late().double()
+    source, optimizer = ExactSource(model), sgd(model)
+    for step in range(12):
+        start = B * step % N
+        x, y = data.x[start : start + B], data.y[start : start + B]
+        twin = copy.deepcopy(model)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        found = rows_of(source)
+        rows = []
+        for i in range(B):
+            alone = copy.deepcopy(twin)
+            loss = F.cross_entropy(alone(x[i : i + 1]), y[i : i + 1])
+            grads = torch.autograd.grad(loss, list(alone.parameters()), allow_unused=True, materialize_grads=True)
+            rows.append(torch.cat([g.reshape(-1) for g in grads]))
+        torch.testing.assert_close(found, torch.stack(rows), rtol=1e-8, atol=1e-12)
+        optimizer.step()
+    assert model.calls == 12
+
+
+def test_batch_dim_forgotten() -> None:
+    """Steps first, as many as the loader's batches: the model is given [T, B, features] and no batch_dim=."""
+    model = nn.Sequential(nn.LSTM(5, 4), Outputs(), nn.Linear(4, 3)).double()
+    order = GraB(model, N)
+    indices = iter(order.sampler)
+    for _ in range(B):
+        next(indices)
+    model(torch.randn(B, B, 5, dtype=torch.float64)).square().mean().backward()
+    with pytest.raises((UnsupportedModuleError, StepError), match="batch_dim="):
+        order.step()
+
+
+class Outputs(nn.Module):
+    def forward(self, found: tuple[Tensor, Any]) -> Tensor:
+        return found[0]
+
+
+# --- torch.func -------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return self.head(h - h.mean(0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource])
+def test_statistics_over_the_batch(kind: type[Source]) -> None:
+    model = Centred().double()
+    with pytest.raises(UnsupportedModuleError, match="batch"):
+        train(kind(model), model, 1, lambda _, x, y: F.cross_entropy(model(x), y))
+
+
+class Counting(nn.Module):
+    """Counts its calls, and keeps a moving average of its weight in another parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slow = nn.Linear(5, 3), nn.Linear(5, 3)
+        self.slow.requires_grad_(False)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.layer.weight, 0.1)
+        return self.layer(x) + self.slow(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource])
+@pytest.mark.parametrize("build", [Counting, lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))])
+def test_a_watched_model_computes_what_it_computes_unwatched(
+    kind: type[Source], build: Callable[[], nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    model = build().double()
+    twin, data = copy.deepcopy(model), Regression(N)
+    source = kind(model)
+    for start in range(0, N, B):
+        x, y = data.x[start : start + B], data.y[start : start + B]
+        for one in (model, twin):
+            one.zero_grad()
+            F.cross_entropy(one(x), y).backward()
+        try:
+            source.collect()
+        except UnsupportedModuleError:
+            assert kind is FuncSource  # torch.func cannot run what changes its buffers in place
+        for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+        assert getattr(model, "calls", 0) == getattr(twin, "calls", 0)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            assert p.grad is None or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
