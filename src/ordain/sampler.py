@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from itertools import islice
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -13,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ordain.errors import StateError, StepError
+from ordain.errors import InputError, StateError, StepError
 
 _CHUNK = 4096
 
@@ -29,14 +32,77 @@ class Draws(Protocol):
     def length(self) -> int:
         """How many indices this process draws in an epoch."""
 
-    def begin(self, *, out_of_order: bool) -> tuple[int, NDArray[np.int64], int]:
+    @property
+    def examples(self) -> int:
+        """How many examples the dataset has."""
+
+    def begin(self, *, out_of_order: bool, handed: Handed | None) -> tuple[int, NDArray[np.int64], int]:
         """Start a pass, at its first draw: its ticket, the indices it visits, and where among them it starts.
 
-        ``out_of_order``: its batches may arrive in another order than drawn.
+        ``out_of_order``: its batches may arrive in another order than drawn. ``handed``: what the loader, if it is one,
+        has handed out.
         """
 
     def go_on(self, epoch: int, drawn: int) -> None:
         """Continue where a loader's state says; refuse a state that is not this order's."""
+
+
+class Handed:
+    """What a DataLoader has handed out of what it has drawn: workers are sent indices long before.
+
+    Nothing is known (None) once the loader's iterator is gone, nor where another thread draws, at any time.
+
+    Attributes:
+        reads_ahead: whether its batch sampler draws the examples of several batches at once.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader: Callable[[], Any] = weakref.ref(loader)
+        self._thread = get_ident()
+        workers = hasattr(loader, "_send_idx")
+        self._drawing, self._out = ("_send_idx", "_rcvd_idx") if workers else ("_num_yielded", "_num_yielded")
+        self._first = getattr(loader, self._drawing)  # not 0 in a StatefulDataLoader that goes on
+        self._start = 0
+        self._ends: list[int] = []  # how many examples were drawn, by batch, up to its end
+        self.reads_ahead = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loader": _gone}  # a copy has no loader
+
+    @property
+    def batch(self) -> int:
+        """How many examples the first batch has."""
+        return self._ends[0] - self._start if self._ends else 0
+
+    def draw(self, position: int) -> None:
+        """``position`` examples have been drawn."""
+        loader, ends = self._loader(), self._ends
+        number = getattr(loader, self._drawing, -1) - self._first
+        if 0 <= number < len(ends):
+            ends[-1] = position
+            return
+        if loader is None or get_ident() != self._thread:
+            self._thread = -1
+        if not ends:
+            self._start = position - 1
+        self.reads_ahead |= number > len(ends)
+        ends.append(position)
+
+    def after(self, done: int) -> tuple[int, int, int] | None:
+        """How many batches and examples were handed out behind the first ``done`` examples; and drawn behind those."""
+        loader = self._loader()
+        if loader is None or self.reads_ahead or get_ident() != self._thread:
+            return None
+        batches, ends = getattr(loader, self._out) - self._first, self._ends
+        self.reads_ahead = batches > len(ends)
+        if self.reads_ahead or not batches:
+            return None
+        begun = bisect_left(ends, done, 0, batches - 1)  # the batch that the last of them is in
+        return batches - 1 - begun, ends[batches - 1] - done, ends[-1] - ends[batches - 1]
+
+
+def _gone() -> None:
+    """What a reference to a loader's iterator that is no more gives."""
 
 
 class OrderSampler(Sampler[int]):
@@ -86,7 +152,7 @@ class OrderIterator(Iterator[int]):
     """One pass. Its state is the position alone, which is what a StatefulDataLoader asks for at every draw.
 
     The order's own state is saved and loaded beside the loader's, and first: a position that does not belong to
-    it is refused.
+    it is refused. No generator: one that refers to its iterator would keep both, and the indices, until a collection.
     """
 
     def __init__(self, cursor: Draws) -> None:
@@ -94,28 +160,37 @@ class OrderIterator(Iterator[int]):
         self._epoch: int | None = None  # None until the first draw
         self._drawn = 0
         self._over = False  # saved at the end of its epoch: nothing is left to visit
-        self._indices = self._draw()
+        self._indices: NDArray[np.int64] | None = None  # None until the first draw in this process
+        self._chunk: tuple[int, list[int]] = 0, []  # some of them as ints, from a position on
+        self._ticket = -1
+        self._handed: Handed | None = None
 
     def __next__(self) -> int:
-        return next(self._indices)
-
-    def _draw(self) -> Iterator[int]:
         if self._over:
-            return
-        cursor = self._cursor
-        ticket, indices, position = cursor.begin(out_of_order=_out_of_order(_drawing_loader()))
-        self._epoch = cursor.epoch
-        while position < len(indices):
-            for index in indices[position : position + _CHUNK].tolist():
-                if cursor.ticket != ticket:
-                    raise StepError(
-                        "a draw from an iterator whose epoch is over",
-                        expected="one live iterator over an order's sampler at a time",
-                        remedy="Evaluate with a loader of its own, or finish this one before starting another.",
-                    )
-                position += 1
-                self._drawn = cursor.position = position
-                yield index
+            raise StopIteration
+        cursor, position = self._cursor, self._drawn
+        if self._indices is None:
+            loader = _drawing_loader()
+            out_of_order = _out_of_order(loader)
+            _check_dataset(loader, cursor.examples)
+            self._handed = Handed(loader) if hasattr(loader, "_num_yielded") else None
+            self._ticket, self._indices, position = cursor.begin(out_of_order=out_of_order, handed=self._handed)
+            self._epoch = cursor.epoch
+        start, chunk = self._chunk
+        if position >= start + len(chunk):
+            start, chunk = self._chunk = position, self._indices[position : position + _CHUNK].tolist()
+            if not chunk:
+                raise StopIteration
+        if cursor.ticket != self._ticket:
+            raise StepError(
+                "a draw from an iterator whose epoch is over",
+                expected="one live iterator over an order's sampler at a time",
+                remedy="Evaluate with a loader of its own, or finish this one before starting another.",
+            )
+        self._drawn = cursor.position = position + 1
+        if self._handed is not None:
+            self._handed.draw(position + 1)
+        return chunk[position - start]
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "drawn": self._drawn}
@@ -146,6 +221,21 @@ def _out_of_order(loader: Any) -> bool:
             "call order.resume().",
         )
     return not getattr(loader, "_in_order", True) and getattr(loader, "_num_workers", 0) > 1
+
+
+def _check_dataset(loader: Any, n: int) -> None:
+    """Raise if the loader's dataset is not of ``n`` examples; what a sampler in between makes of indices is its own."""
+    batches: Any = getattr(loader, "_index_sampler", None)
+    sampler = batches.sampler if type(batches).__name__ == "BatchSampler" else batches
+    dataset: Any = getattr(loader, "_dataset", None)
+    if not isinstance(sampler, (OrderSampler, RankSampler)) or not hasattr(dataset, "__len__"):
+        return
+    if (length := len(dataset)) != n:
+        raise InputError(
+            f"an order of n={n} examples in a loader whose dataset has {length}",
+            expected="an order of all the dataset's examples",
+            remedy=f"Build the order with the dataset, or n={length}; for a part of it, pass the loader a Subset.",
+        )
 
 
 def _drawing_loader() -> Any:

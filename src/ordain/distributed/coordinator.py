@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -86,9 +87,11 @@ class RankCoordinator:
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
         start = cursor.view.own(cursor.taken)
         cursor.check_drawn(sum(sizes), cursor.view.own(cursor.drawn) - start)
-        for size in sizes if self._arrangement.whole_units else ():
-            positions = self._mine[start : start + size] % cursor.view.n
-            if size:
+        if not all(isinstance(batch, int) for batch in batches):
+            cursor.check_passed_over(sum(sizes))
+        for size, done in zip(sizes, accumulate(sizes, initial=start), strict=False):
+            positions = self._mine[done : done + size] % cursor.view.n
+            if size and arrangement.whole_units:
                 arrangement.check_unit(np.unique(arrangement.slots_at(positions)), size)
         return batches
 

@@ -61,11 +61,18 @@ def as_gradients(grads: Any) -> Gradients:
 
 
 def _block(name: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         value = torch.from_numpy(np.array(value))
     if not isinstance(value, Tensor):
-        came, expected = f"{name} of type {type(value).__name__}", "a torch tensor or a NumPy array [B, *shape]"
+        kind = f"{type(value).__name__}{' of objects' * isinstance(value, np.ndarray)}"
+        came, expected = f"{name} of type {kind}", "a torch tensor or a NumPy array [B, *shape]"
         raise GradientError(came, expected=expected, remedy=_FORMS)
+    if value.layout is not torch.strided:
+        raise GradientError(
+            f"{name} of layout {value.layout}",
+            expected="dense gradients",
+            remedy="Pass g.to_dense(), or observe a few rows.",
+        )
     if value.ndim < 2 and name == "grads":
         raise GradientError(
             f"gradients of shape {tuple(value.shape)}",

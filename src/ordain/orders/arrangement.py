@@ -84,12 +84,12 @@ class Arrangement:
 
     def slots_of(self, given: Any, *, count: int, drawn: int) -> Indices:
         """The slots of examples that are named by their index: ``count`` of them, among the first ``drawn``."""
-        named = np.asarray(given)
+        named = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
         if named.shape != (count,) or named.dtype.kind not in "iu":
             raise InputError(
                 f"indices of shape {named.shape} and dtype {named.dtype}",
                 expected=f"one integer for each of the {count} gradients",
-                remedy="Pass the dataset index of each row.",
+                remedy="Pass the dataset index of each row, of all backward passes since the last step().",
             )
         if self.units.group > 1:
             raise InputError(
@@ -130,8 +130,8 @@ class Arrangement:
         if len(slots) != 1 or examples != self.sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
-                expected=f"units of group={self.units.group} examples, one to a backward and a step()",
-                remedy="Set batch_size and group to the same number, and call step() after every backward.",
+                expected=f"units of group={self.units.group} examples, one to a backward",
+                remedy="Set batch_size and group to the same number.",
             )
 
     # --- what is decided --------------------------------------------------------------------------

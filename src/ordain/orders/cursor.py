@@ -12,7 +12,14 @@ from ordain.errors import InputError, StateError, StepError
 from ordain.orders.saved_state import State, check_count
 from ordain.orders.units import Indices
 from ordain.orders.view import View
+from ordain.sampler import Handed
 
+_PASSED_OVER = (
+    "Call order.skip(len(x)) for a batch that is passed over (`continue` on a bad loss), and order.resume() in place "
+    "of skipping the first batches of a resumed epoch. Where collate_fn or a batch sampler drops or sorts examples, "
+    "have the dataset return each one's index and call order.step(indices=...). Where the batch size was misread, pass "
+    "batch_dim=."
+)
 _MOST_EPOCHS = 10**7  # of a saved state: its log is counted epoch by epoch
 
 
@@ -25,7 +32,7 @@ class Cursor:
         advance: adopts the order of the next epoch, whose number it is given.
         observed: how many examples of the epoch were observed, from the front, where indices said which; None if that
             cannot be told. None itself for an order that does not learn.
-        unused: called when a whole pass was drawn and nothing observed.
+        warn: called with a topic, which is warned of once, and a message.
 
     Attributes:
         epoch: the epoch being visited.
@@ -43,20 +50,28 @@ class Cursor:
         indices: Callable[[], Indices],
         advance: Callable[[int], None],
         observed: Callable[[], int | None] | None,
-        unused: Callable[[], None],
+        warn: Callable[[str, str], None],
     ) -> None:
-        self.view, self._indices, self._advance, self._observed, self._unused = view, indices, advance, observed, unused
+        self.view, self._indices, self._advance, self._observed, self._warn = view, indices, advance, observed, warn
         self.epoch = self.taken = self.ticket = 0
         self.touched = self.uncounted = self.out_of_turn = False
         self._resuming = False
         self._out_of_order = False  # may batches of the live pass arrive in another order than drawn?
         self._stepped = False  # has step() or observe() ever been called? Orders that do not learn need neither
         self._peeked = False
+        self._handed: Handed | None = None  # by the loader of the live pass
+        self._ahead: int | None = None  # batches that the loop had, at its first step, beyond those observed
+        self._begun = 0  # what was taken when the live pass began
+        self._behind: int | None = None  # examples that it had, at its last step, beyond those observed
         self._set_drawn(0)
 
     @property
     def length(self) -> int:
         return self.view.length
+
+    @property
+    def examples(self) -> int:
+        return self.view.examples
 
     @property
     def drawn(self) -> int:
@@ -71,7 +86,7 @@ class Cursor:
 
     # --- for the sampler --------------------------------------------------------------------------
 
-    def begin(self, *, out_of_order: bool) -> tuple[int, Indices, int]:
+    def begin(self, *, out_of_order: bool, handed: Handed | None) -> tuple[int, Indices, int]:
         self.view.check_draw()
         if self._resuming:
             self._resuming = False
@@ -80,11 +95,14 @@ class Cursor:
                 self.advance()
             self.rewind()
         self.ticket += 1
-        self._out_of_order = out_of_order
+        self._out_of_order, self._handed = out_of_order, handed
+        self._ahead = self._behind = None
+        self._begun = self.taken
         return self.ticket, self.view.indices(self._indices()), self.view.own(self.drawn)
 
     def advance(self) -> None:
         """Adopt the next epoch's order."""
+        self._report()
         self._advance(self.epoch + 1)
         self.epoch += 1
         self.touched = self.out_of_turn = False
@@ -97,15 +115,38 @@ class Cursor:
 
     def abandon(self) -> None:
         """End the live pass as if it had never been; the epoch stays."""
+        self._report()
         self.rewind()
         self.touched = False
         self.ticket += 1
+
+    def _report(self) -> None:
+        """Say how many examples of a pass that was drawn to its end were handed out and not observed."""
+        if self._observed is None or self._handed is None or self.out_of_turn:
+            return
+        if self.taken == self._begun or self.position < self.length:  # nothing was observed; or it was left early
+            return
+        missing = self._behind
+        if missing is None:  # the loader was gone at the last step, and may have dropped a short last batch
+            missing = self.position - self.view.own(self.taken)
+            missing = missing if missing >= self._handed.batch else 0
+        if missing > 0:
+            self._warn(
+                "lost",
+                f"{missing} examples of epoch {self.epoch} came out of the loader and were not observed, so that "
+                "gradients after them were taken for those of other examples. (Harmless if you left the pass early on "
+                f"purpose.) {_PASSED_OVER}",
+            )
 
     def _is_over(self) -> bool:
         """Does a second pass begin the next epoch, or was the first only a look at the data?"""
         learns = self._observed is not None
         if learns and not self.touched and self.drawn == self.view.n:
-            self._unused()
+            self._warn(
+                "no step",
+                "a whole pass was drawn and nothing observed, so the order stays as it is. Call order.step() after "
+                "each loss.backward(). (Harmless if that pass was an evaluation.)",
+            )
         if self.touched or learns or self._stepped:
             return self.touched
         look = self._is_look()
@@ -145,7 +186,7 @@ class Cursor:
                 "examples to be taken in the order drawn, from a loader with in_order=False",
                 expected="batches that arrive in the order in which they were drawn",
                 remedy="Leave in_order=False out, or have the dataset return each example's index and call "
-                "observe(grads, indices=...).",
+                "step(indices=...) or observe(grads, indices=...).",
             )
         waiting = self.drawn - self.taken if waiting is None else waiting
         if count > waiting:
@@ -153,7 +194,32 @@ class Cursor:
                 f"{count} examples to observe, but only {waiting} drawn and not yet observed",
                 expected="each drawn example to be observed once",
                 remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
-                "backward counts twice. Or pass indices= to observe().",
+                "backward counts twice (run forwards that shall not count inside order.ignore()). Or pass indices=.",
+            )
+
+    def check_passed_over(self, count: int) -> None:
+        """Raise if the loop has gone past a batch without observing it, before so many more of its own are observed.
+
+        A loop may hold batches back from its first step on, all that a chunk or a framework reads ahead. One that later
+        holds more has passed a batch over, and would take its gradients for those of other examples.
+        """
+        after = None if self._handed is None else self._handed.after(self.view.own(self.taken) + count)
+        if self._handed is not None and self._handed.reads_ahead and not self.out_of_turn:
+            self._warn(
+                "reads ahead",
+                "the loader's batch sampler draws the examples of several batches at once. If it sorts or drops them, "
+                "gradients are taken for those of other examples: have the dataset return each one's index and call "
+                "order.step(indices=...).",
+            )
+        if after is None or self.out_of_turn:
+            return
+        if self._ahead is None:
+            self._ahead = after[0]
+        elif after[0] > self._ahead:
+            raise StepError(
+                f"{count} examples to observe, {after[1]} fewer than the loader has handed out",
+                expected="each batch of the loader to be observed before the next",
+                remedy=_PASSED_OVER,
             )
 
     def take(self, count: int, *, named: bool = False) -> None:
@@ -161,6 +227,10 @@ class Cursor:
         self.touched = self.touched or count > 0
         self.out_of_turn = self.out_of_turn or named
         self.taken += 0 if named else count
+        after = None if self._handed is None else self._handed.after(self.view.own(self.taken))
+        # A loop that reads ahead may be left while it holds batches: only at the end are they known to be lost.
+        at_end = after is None or self._handed is None or after[2] < self._handed.batch
+        self._behind = None if after is None else after[1] * at_end
 
     def step_uncounted(self) -> None:
         """A step of a batch of unknown size, in an epoch that is not learned from."""
@@ -231,5 +301,5 @@ class Cursor:
         self.out_of_turn = state.get("out_of_turn", False)
         self._stepped, self._peeked = state.get("driven", False), state.get("peeked", False)
         self._set_drawn(self.taken)
-        self._resuming = False
+        self._resuming, self._handed = False, None
         self.ticket += 1

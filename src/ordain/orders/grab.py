@@ -25,7 +25,8 @@ class GraB(Order):
     """Give each example's gradient a sign that keeps the signed sum small; reorder by the signs.
 
     +1 examples come first in the next epoch, -1 examples last and reversed (Algorithm 3). Signs are
-    exactly those of one example at a time, whatever the batch size.
+    exactly those of one example at a time, whatever the batch size. Under a loss that mixes examples (contrastive,
+    say) an example's gradient is that of the whole loss through its own outputs, times B.
 
     Args:
         model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ class Order:
             indices=self._indices,
             advance=self._advance,
             observed=self._observed if self._learns else None,
-            unused=self._unused,
+            warn=self._warn,
         )
         self.sampler: Sampler[int] = OrderSampler(self._cursor, order=repr(self))
         if self._view.ranks:
@@ -187,22 +188,22 @@ class Order:
             )
         return self._ranks.joinable(self._accompany)
 
-    def step(self) -> None:
-        """Call once after each ``loss.backward()``."""
+    def step(self, indices: Any = None) -> None:
+        """Call once after each ``loss.backward()``.
+
+        Args:
+            indices: the dataset index of each example of the batch (of all batches since the last step), in the order
+                of the batch: for loaders whose ``collate_fn`` or batch sampler sorts or drops examples. By default they
+                are the next ones drawn.
+        """
         if self._learning:
-            self._learn_from(self._collected)
+            self._learn_from(self._collected, indices)
         else:
             self._cursor.step_uncounted()
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
         if self._learning:
-            if indices is not None and self._ranks is not None:
-                raise InputError(
-                    "indices on an order that is coordinated over ranks",
-                    expected="each rank to observe its examples in the order in which it drew them",
-                    remedy="Leave indices out.",
-                )
             self._learn_from(lambda: [self._given(grads)], indices)
         elif self._learns:
             self._cursor.step_uncounted()
@@ -212,11 +213,24 @@ class Order:
                 self._cursor.check_drawn(size)
             self._cursor.step_counted(size)
 
-    def skip(self, count: int) -> None:
+    def ignore(self) -> AbstractContextManager[None]:
+        """Forwards of the model in here do not count: a second pass over a batch, say. See docs/orders.md."""
+        if self._source is None:
+            return nullcontext()
+        ignore: Callable[[], AbstractContextManager[None]] | None = getattr(self._source, "ignore", None)
+        if ignore is None:
+            raise StepError(
+                f"ignore() with a source of type {type(self._source).__name__}",
+                expected="a source with a method ignore(), a context manager",
+                remedy="Write one, or call observe(grads) in place of step().",
+            )
+        return ignore()
+
+    def skip(self, count: int, indices: Any = None) -> None:
         """The next ``count`` drawn examples will not be observed (a batch that is passed over with ``continue``).
 
         They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
-        gradients for theirs.
+        gradients for theirs. ``indices``: which examples they are, as in :meth:`step`.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise InputError(f"count={count!r}", expected="a number of examples >= 0", remedy="Pass len(x).")
@@ -224,7 +238,8 @@ class Order:
         if self._learning:
             # Gradients of batches before this one may wait: they come first.
             before = self._source is not None and self._source.drop(count)
-            self._learn_from(lambda: [*(self._collected() if before else ()), count])
+            before = before and indices is None
+            self._learn_from(lambda: [*(self._collected() if before else ()), count], indices)
         elif not self._view.ranks:
             self._cursor.check_drawn(count)
             self._cursor.take(count)
@@ -301,6 +316,12 @@ class Order:
     # --- learning ---------------------------------------------------------------------------------
 
     def _learn_from(self, collect: Collect | None, indices: Any = None) -> None:
+        if indices is not None and self._ranks is not None:
+            raise InputError(
+                "indices on an order that is coordinated over ranks",
+                expected="each rank to observe its examples in the order in which it drew them",
+                remedy="Leave indices out.",
+            )
         with undisturbed():
             if self._ranks is not None:
                 with self._ranks.meeting(collect) as batches:
@@ -308,17 +329,26 @@ class Order:
                         self._learn(observed, self._slots(observed.count, None))
                 return
             mine = [] if collect is None else collect()
-            if len(mine) > 1 and not self._cursor.out_of_turn:  # before the first of them changes anything
-                self._cursor.check_drawn(sum(one if isinstance(one, int) else one.examples for one in mine))
-            for batch in mine:
-                size = batch if isinstance(batch, int) else batch.examples
-                slots, rows = self._slots(size, indices), np.arange(size)
+            parts = self._parts(mine, indices)  # all of them are known before the first changes anything
+            for batch, slots in zip(mine, parts, strict=True):
+                size, rows, named = len(slots), np.arange(len(slots)), indices is not None
                 if isinstance(batch, int):
-                    self._learn(Observed(size, None, rows[:0], rows), slots)
+                    self._learn(Observed(size, None, rows[:0], rows), slots, named=named)
                 elif size:
-                    if self._arrangement.whole_units:
-                        self._arrangement.check_unit(np.unique(slots), size)
-                    self._learn(Observed(size, batch.gradients, rows, rows[:0]), slots, named=indices is not None)
+                    self._learn(Observed(size, batch.gradients, rows, rows[:0]), slots, named=named)
+
+    def _parts(self, batches: Sequence[Collected | int], indices: Any) -> list[Indices]:
+        """The slots of each batch, in turn or as they are named."""
+        sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
+        slots, ends = self._slots(sum(sizes), indices), accumulate(sizes)
+        parts = [slots[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        if indices is None and not all(isinstance(batch, int) for batch in batches):
+            self._cursor.check_passed_over(len(slots))
+        if self._arrangement.whole_units:
+            for batch, part in zip(batches, parts, strict=True):
+                if len(part) and not isinstance(batch, int):
+                    self._arrangement.check_unit(np.unique(part), len(part))
+        return parts
 
     def _learn(self, observed: Observed, slots: Indices, *, named: bool = False) -> None:
         """Learn from a batch, and note the places that its units get."""
@@ -428,12 +458,8 @@ class Order:
     def _observed(self) -> int | None:
         return self._arrangement.observed()
 
-    def _unused(self) -> None:
-        self._arrangement.warn_once(
-            "no step",
-            f"{type(self).__name__}: a whole pass was drawn and nothing observed, so the order stays as it is. "
-            "Call order.step() after each loss.backward(). (Harmless if that pass was an evaluation.)",
-        )
+    def _warn(self, topic: str, message: str) -> None:
+        self._arrangement.warn_once(topic, f"{type(self).__name__}: {message}")
 
 
 def undisturbed() -> AbstractContextManager[object]:

@@ -14,6 +14,7 @@ class View:
 
     Attributes:
         n: the number of examples in the epoch.
+        examples: the number of examples in the dataset.
         rank: this process.
         ranks: how many there are; 0 where the order is not shared out.
         sent: bytes sent to other ranks for the order.
@@ -23,7 +24,7 @@ class View:
     rank = ranks = sent = 0
 
     def __init__(self, n: int) -> None:
-        self.n = n
+        self.n = self.examples = n
         self.identity: dict[str, Any] = {}
 
     @property
