@@ -92,7 +92,9 @@ def test_a_penalty_that_is_switched_on_late(kind: type[Source]) -> None:
         penalty = sum(p.square().sum() for p in model.parameters())
         return F.cross_entropy(model(x), y) + (0.1 * penalty if step > 20 else 0.0)
 
-    train(kind(model), model, 20, loss)
+    source = kind(model)
+    train(source, model, 20, loss)
+    source.detach()
     with pytest.raises(UnsupportedModuleError, match=r"gradient that .* not explain.*"):
         train(kind(model), model, 200, loss)
 
