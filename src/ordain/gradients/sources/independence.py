@@ -81,8 +81,9 @@ def untouched(model: nn.Module) -> Iterator[Callable[[], bool]]:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
         for module, entries in attributes:
-            module.__dict__.clear()
-            module.__dict__.update(entries)
+            module.__dict__.update(entries)  # first: an interrupt may leave more behind, but nothing out
+            for name in module.__dict__.keys() - entries.keys():
+                del module.__dict__[name]
         with torch.no_grad():
             for one, version, value in tensors:
                 if one._version != version:
