@@ -224,7 +224,8 @@ class HerdingLearner:
         units = len(self._counts)
         if len(state["counts"]) != units:
             raise broken("counts", f"{len(state['counts'])} numbers", str(units))
-        check_vectors("stored", state["stored"], (units, state["dim"]))
+        if (stored := state["stored"]) is not None:
+            check_vectors("stored", stored, (units, state["dim"]), like=stored)
 
     def load(self, state: State) -> list[int]:
         self._stored = None if state["stored"] is None else state["stored"].clone()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ordain.balancing.state import broken, described
+from ordain.balancing.state import broken, described, is_plain
 from ordain.errors import StateError
 
 STATE_VERSION = 3
@@ -22,7 +22,10 @@ def converted(state: Any) -> Any:
     """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
     for version, convert in ((1, _from_1), (2, _from_2)):
         if isinstance(state, dict) and type(state.get("version")) is int and state["version"] == version:
-            state = convert(state)
+            try:
+                state = convert(state)
+            except Exception as error:  # whatever is wrong with it, which may be anything
+                raise broken("version", f"{version}", f"the fields of a state of version {version}") from error
     return state
 
 
@@ -58,7 +61,7 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
         saved = state.get(name) if isinstance(state, dict) else type(state).__name__
         if not isinstance(state, dict) or type(saved) is not type(value) or saved != value:
             raise StateError(
-                f"a state with {name}={saved!r}",
+                f"a state with {name}={described(saved)}",
                 expected=f"{name}={value!r}",
                 remedy="Build the order with the arguments it was saved under.",
             )
@@ -83,7 +86,7 @@ def check_fields(state: State, like: State) -> None:
         good = type(value) is type(mine)
         if good and isinstance(mine, torch.Tensor):
             good = value.dtype == mine.dtype and value.ndim == mine.ndim and value.shape[1:] == mine.shape[1:]
-            good &= value.is_contiguous()  # one number can be made to look like terabytes
+            good &= is_plain(value)
         if not good:
             raise broken(name, described(value), described(mine))
 
@@ -91,12 +94,12 @@ def check_fields(state: State, like: State) -> None:
 def check_count(state: State, name: str, most: int | None = None) -> None:
     """The field must be a number from 0 to ``most``."""
     if state[name] < 0 or (most is not None and state[name] > most):
-        raise broken(name, str(state[name]), "a number >= 0" if most is None else f"a number from 0 to {most}")
+        raise broken(name, described(state[name]), "a number >= 0" if most is None else f"a number from 0 to {most}")
 
 
 def check_permutation(state: State, name: str, n: int) -> None:
-    """The field must be a permutation of ``range(n)``."""
-    if len(state[name]) != n or not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
+    """The field, or each row of it, must be a permutation of ``range(n)``."""
+    if state[name].shape[-1] != n or not (np.sort(state[name].cpu().numpy(), axis=-1) == np.arange(n)).all():
         raise broken(name, described(state[name]), f"a permutation of range({n})")
 
 
