@@ -154,8 +154,8 @@ class BalanceState:
         shapes |= {name: (dim,) for name in ("first", "part") if counters[f"{name}_slot"] >= 0}
         if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
             raise broken("vectors", described(found), f"a dict of {', '.join(shapes)}")
-        for name, vector in found.items():
-            check_vectors(name, vector, shapes[name], like=found.get("table"))
+        for name, shape in shapes.items() if found else ():
+            check_vectors(name, found[name], shape, like=found["table"])
 
     def load(self, saved: dict[str, Any]) -> list[int]:
         """Go back to a state that :meth:`check` has passed. Returns what :meth:`reset` returns."""

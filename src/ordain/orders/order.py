@@ -22,7 +22,15 @@ from ordain.orders.coordination import Collect, Coordinator, Observed
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
-from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
+from ordain.orders.saved_state import (
+    STATE_VERSION,
+    State,
+    check_fields,
+    check_identity,
+    check_model,
+    converted,
+    parameters_of,
+)
 from ordain.orders.schedule import Schedule, check_schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
 from ordain.orders.view import view_of
@@ -114,6 +122,7 @@ class Order:
         self._identity |= self._view.identity | extra
         self._source: Source | None = None
         self._detached = False
+        self._watched: tuple[list[str], torch.dtype] | None = None  # what is saved and checked of a model
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -134,6 +143,7 @@ class Order:
                         self._source = source_for(
                             model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
                         )
+                    self._watched = parameters_of(model, params), self._source.like.dtype
                     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
                     self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
                 self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
@@ -268,6 +278,8 @@ class Order:
         state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
             return state
+        if self._watched is not None:
+            state["parameters"] = list(self._watched[0])
         return (
             state
             | self._arrangement.save(epoch=self.epoch, history=history)
@@ -279,10 +291,14 @@ class Order:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
         state = converted(state)
         check_identity(state, self._identity | {"sketch": self._identity.get("sketch")})
-        check_fields(state, self.state_dict(vectors=False, history=False))
+        mine = self.state_dict(vectors=False, history=False)
+        mine.pop("parameters", None)  # not in every state
+        check_fields(state, mine)
         self._cursor.check(state)
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
+        if self._watched is not None:
+            check_model(state, *self._watched)
         self._cursor.load(state)
         if not self._learns:
             return

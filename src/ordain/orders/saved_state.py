@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from ordain.balancing.state import broken, described, is_plain
 from ordain.errors import StateError
@@ -16,6 +19,7 @@ from ordain.errors import StateError
 STATE_VERSION = 3
 State = dict[str, Any]
 _OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
+_WRAPPERS = r"(_orig_mod|_checkpoint_wrapped_module)\."  # in names, of torch.compile and of checkpointing
 
 
 def converted(state: Any) -> Any:
@@ -65,6 +69,33 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
                 expected=f"{name}={value!r}",
                 remedy="Build the order with the arguments it was saved under.",
             )
+
+
+def parameters_of(model: nn.Module, params: Callable[[str], bool] | None) -> list[str]:
+    """The names and shapes of what is ordered by, as they are without torch.compile or checkpointing around a layer."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
+    return [f"{re.sub(_WRAPPERS, '', name)} {list(p.shape)}" for name, p in found.items()]
+
+
+def check_model(state: State, parameters: list[str], dtype: torch.dtype) -> None:
+    """The state must be of a model with these parameters (if it says), and of gradients of this dtype."""
+    saved = state.get("parameters", parameters)
+    if type(saved) is not list or not all(type(one) is str for one in saved):
+        raise broken("parameters", described(saved), "a list of names")
+    for one, mine in zip_longest(saved, parameters):
+        if one != mine:
+            raise StateError(
+                f"a state of another model, with parameter {one!r}",
+                expected=repr(mine),
+                remedy="Load it into an order over the model it was saved with, and with the same params=.",
+            )
+    vectors = state.get("stored") if "stored" in state else (state["vectors"] or {}).get("table")
+    if vectors is not None and vectors.dtype is not dtype:
+        raise StateError(
+            f"a state with vectors of {vectors.dtype}",
+            expected=f"{dtype}, as the gradients of the model are",
+            remedy="Convert the model first, then make the order; or load state_dict(vectors=False).",
+        )
 
 
 def check_fields(state: State, like: State) -> None:

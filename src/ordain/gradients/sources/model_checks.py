@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
@@ -34,6 +36,13 @@ def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, 
             remedy="Check params= and requires_grad, or pass model=None and call observe().",
         )
     return chosen
+
+
+def like(params: Iterable[Tensor]) -> Tensor:
+    """An empty tensor with the dtype and device of gradients of these: float32 at least."""
+    several = list(params)
+    dtype = reduce(torch.promote_types, (p.dtype for p in several), torch.float32)
+    return torch.empty(0, dtype=dtype, device=several[0].device)
 
 
 def check_reduction(loss_reduction: str) -> str:

@@ -28,7 +28,7 @@ from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
-from ordain.gradients.sources.model_checks import check_reduction, choose, mixing_modules, refuse_mixing
+from ordain.gradients.sources.model_checks import check_reduction, choose, like, mixing_modules, refuse_mixing
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
 
@@ -66,7 +66,7 @@ class FuncSource:
         for name, p in chosen.items():
             self._offsets[p] = (self.dim, name)
             self.dim += p.numel()
-        self.like = chosen[self._names[0]].detach().new_empty(0)
+        self.like = like(self._offsets)
         self._checks = SpotChecks()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
