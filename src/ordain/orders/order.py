@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 from ordain import _rng
 from ordain.errors import InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
-from ordain.gradients.sources import source_for
+from ordain.gradients.sources import Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Collect, Coordinator, Observed
 from ordain.orders.cursor import Cursor
@@ -122,6 +122,7 @@ class Order:
         self._identity |= self._view.identity | extra
         self._source: Source | None = None
         self._detached = False
+        self._claim: Claim | None = None
         self._watched: tuple[list[str], torch.dtype] | None = None  # what is saved and checked of a model
         self.device = torch.device("cpu")
         self._cursor = Cursor(
@@ -147,6 +148,8 @@ class Order:
                     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
                     self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
                 self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
+                if model is not None and self._source is not None:
+                    self._claim = claim(model, self._source)
             except BaseException:
                 self.detach()
                 raise
@@ -264,6 +267,8 @@ class Order:
         """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
         if self._source is not None:
             self._source.detach()
+            if self._claim is not None:
+                self._claim.give_up()
             self._source = None
             self._detached = True
 
@@ -382,6 +387,13 @@ class Order:
                 expected="a model to take gradients from",
                 remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
             )
+        if self._claim is not None and not self._claim.live:
+            raise StepError(
+                "step() on an order whose model another order watches now",
+                expected="one order to a model",
+                remedy="Step the order that was made last, with its own sampler; or take this one up again by "
+                f"new = {type(self).__name__}(model, n) and new.load_state_dict(this_order.state_dict()).",
+            )
         batches = self._source.collect()
         if not batches:
             raise StepError(
@@ -436,7 +448,7 @@ class Order:
         """Watch the model in epochs that learn, and only in those."""
         ended = self._schedule.ends(epoch)
         self._learning = self._schedule.learns(epoch) and not ended
-        if self._source is not None:
+        if self._source is not None and self._claim is not None and self._claim.live:
             (self._source.attach if self._learning else self._source.detach)()
         if ended:
             self._learner.release()
