@@ -7,17 +7,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
-from ordain.errors import InputError, OrdainWarning, UnsupportedModuleError
+from ordain.errors import InputError, OrdainWarning
 from ordain.gradients.protocol import Source
 from ordain.gradients.sources.exact import ExactSource
 from ordain.gradients.sources.microbatch import MicrobatchSource
-from ordain.gradients.sources.sharded import refuse_sharded, refuse_wrapped
+from ordain.gradients.sources.model_checks import problems
 from ordain.gradients.sources.vmap import FuncSource
 
-__all__ = ["SOURCES", "Claim", "ExactSource", "FuncSource", "MicrobatchSource", "claim", "source_for"]
+__all__ = ["SOURCES", "Claim", "ExactSource", "FuncSource", "MicrobatchSource", "claim", "source_for", "source_name"]
 
 SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
@@ -26,26 +25,35 @@ SOURCES: dict[str, Callable[..., Source]] = {
 }
 
 
-def source_for(model: nn.Module, gradients: str | Callable[..., Source], **options: Any) -> Source:
+def source_for(
+    model: nn.Module,
+    gradients: str | Callable[..., Source],
+    *,
+    params: Callable[[str], bool] | None = None,
+    **options: Any,
+) -> Source:
     """The source that ``gradients=`` names, or builds: ``gradients(model, **options)``."""
-    refuse_wrapped(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModuleError(
-            f"{type(model).__name__}, a model compiled by torch.jit",
-            expected="a model whose layers run in Python, which hooks can see",
-            remedy="Write order = GraB(eager_model, n): order by the eager model, and script it once it is trained.",
-        )
+    name = source_name(gradients)
+    for _, error, certain in problems(model, name, params):
+        if certain:
+            raise error
+        warnings.warn(f"{error} Training stops there unless that changes first.", OrdainWarning, stacklevel=4)
+        break  # the others are of the same kind
+    build = gradients if callable(gradients) else SOURCES[name]
+    return build(model, params=params, **options)
+
+
+def source_name(gradients: str | Callable[..., Source]) -> str:
+    """The name of a source of ours; empty for a function that builds one."""
     if callable(gradients):
-        return gradients(model, **options)
+        return ""
     if gradients not in SOURCES:
         raise InputError(
             f"gradients={gradients!r}",
             expected=" or ".join(repr(name) for name in SOURCES) + ", or a function that builds a Source",
             remedy="Leave it out for 'exact', or pass model=None and call observe().",
         )
-    if gradients != "exact":
-        refuse_sharded(model, gradients)
-    return SOURCES[gradients](model, **options)
+    return gradients
 
 
 class Claim:

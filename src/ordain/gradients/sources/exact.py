@@ -96,6 +96,11 @@ class ExactSource:
         self.ignore = self._hooks.ignore
         self.attach()
 
+    @property
+    def from_graph(self) -> dict[str, str]:
+        """The parameters whose gradients no layer's rule explains, by name, and why: they are taken from the graph."""
+        return {self._offsets[p][1]: reason for p, reason in self._by_graph.items()}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """It watches one model, whatever is copied."""
         return self
