@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ordain.errors import StateError, StepError
+from ordain.errors import ArgumentError, StateError, StepError
 
 _CHUNK = 4096
 
@@ -103,7 +103,9 @@ class OrderIterator(Iterator[int]):
         if self._over:
             return
         cursor = self._cursor
-        ticket, indices, position = cursor.begin(out_of_order=_out_of_order(_drawing_loader()))
+        loader = _drawing_loader()
+        _refuse_single_indices(loader)
+        ticket, indices, position = cursor.begin(out_of_order=_out_of_order(loader))
         self._epoch = cursor.epoch
         while position < len(indices):
             for index in indices[position : position + _CHUNK].tolist():
@@ -132,6 +134,18 @@ class OrderIterator(Iterator[int]):
             self._cursor.go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
             self._over = self._drawn == self._cursor.length
+
+
+def _refuse_single_indices(loader: Any) -> None:
+    """A loader that asks for batches of indices gets none from ``batch_sampler=order.sampler``."""
+    asked = getattr(loader, "_index_sampler", None)
+    if getattr(loader, "_auto_collation", False) and isinstance(asked, (OrderSampler, RankSampler)):
+        raise ArgumentError(
+            "batch_sampler=order.sampler",
+            expected="batches of indices, where this gives single ones",
+            remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler), or "
+            "batch_sampler=BatchSampler(order.sampler, batch_size, drop_last=False).",
+        )
 
 
 def _out_of_order(loader: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from ordain import _rng
-from ordain.errors import InputError, StepError
+from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
 from ordain.gradients.sources import Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
@@ -22,6 +22,7 @@ from ordain.orders.coordination import Collect, Coordinator, Observed
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
+from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.saved_state import (
     STATE_VERSION,
     State,
@@ -37,6 +38,7 @@ from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
+_INNER = ("arrange", "members", "identity", "learner", "model")  # arguments of subclasses to this class
 _NO_CONTEXT: AbstractContextManager[object] = nullcontext()
 
 
@@ -95,7 +97,11 @@ class Order:
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         sketch: int | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:  # subclasses hand on what they do not know themselves
+            inner = _INNER if type(self) is not Order else ()
+            refuse_unknown(type(self).__name__, unknown, keywords(type(self), Order, without=inner))
         if (arrange is None) == (learner is None):
             raise InputError(
                 "both arrange= and learner=" if arrange else "neither arrange= nor learner=",
@@ -314,6 +320,13 @@ class Order:
         self._watch(self.epoch)
         if self._ranks is not None:
             self._ranks.loaded()
+
+    def __iter__(self) -> NoReturn:
+        raise ArgumentError(
+            f"{type(self).__name__} itself in a loop or a loader",
+            expected="its sampler",
+            remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler).",
+        )
 
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
