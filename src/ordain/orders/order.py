@@ -290,7 +290,8 @@ class Order:
         if not self._learns:
             return state
         if self._watched is not None:
-            state["parameters"] = list(self._watched[0])
+            parameters, dtype = self._watched
+            state |= {"parameters": list(parameters), "dtype": str(dtype)}
         return (
             state
             | self._arrangement.save(epoch=self.epoch, history=history)
@@ -303,8 +304,7 @@ class Order:
         state = converted(state)
         check_identity(state, self._identity | {"sketch": self._identity.get("sketch")})
         mine = self.state_dict(vectors=False, history=False)
-        mine.pop("parameters", None)  # not in every state
-        check_fields(state, mine)
+        check_fields(state, {name: value for name, value in mine.items() if name not in ("parameters", "dtype")})
         self._cursor.check(state)
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)

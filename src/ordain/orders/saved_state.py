@@ -89,11 +89,17 @@ def check_model(state: State, parameters: list[str], dtype: torch.dtype) -> None
                 expected=repr(mine),
                 remedy="Load it into an order over the model it was saved with, and with the same params=.",
             )
-    vectors = state.get("stored") if "stored" in state else (state["vectors"] or {}).get("table")
-    if vectors is not None and vectors.dtype is not dtype:
+    stored = state.get("stored")
+    vectors = stored if stored is not None else (state.get("vectors") or {}).get("table")
+    if vectors is None:
+        return
+    came = state.get("dtype", str(dtype))
+    if stored is not None or vectors.dtype.itemsize < dtype.itemsize:  # sums may be wider than the gradients
+        came = str(vectors.dtype)
+    if type(came) is not str or came != str(dtype):
         raise StateError(
-            f"a state with vectors of {vectors.dtype}",
-            expected=f"{dtype}, as the gradients of the model are",
+            f"a state with vectors of gradients of {described(came)}",
+            expected=f"{dtype}, as those of the model are",
             remedy="Convert the model first, then make the order; or load state_dict(vectors=False).",
         )
 
