@@ -419,6 +419,7 @@ def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
         raise InputError(
             f"parameters of torch.float64 ({double[0]!r}) beside {params[other].dtype} ({other!r})",
             expected="one of them (float16 and bfloat16 may stand beside float32)",
-            remedy="Call .float() or .double() on the model, order by some with params=, or take gradients='func'.",
+            remedy="Call .float() or .double() on the model, order by some with params=, or order whole batches: "
+            "GraB(model, n, group=batch_size, gradients='microbatch').",
         )
     return torch.float64 if double else torch.float32

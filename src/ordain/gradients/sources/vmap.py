@@ -166,11 +166,12 @@ class FuncSource:
             raise UnsupportedModuleError(
                 came,
                 expected="a forward that torch.func can run for one example at a time",
-                remedy="Leave gradients= out, which runs nothing again, or pass your own gradients to observe().",
+                remedy="Leave gradients= out, which needs no vmap; or order whole batches: "
+                "GraB(model, n, group=batch_size, gradients='microbatch').",
             ) from error
         scale = float(size) if self._mean else 1.0
         blocks = [grads[name].reshape(size, -1) for name in self._names]
-        return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
+        return Dense([block.to(self.like.dtype) * scale for block in blocks])
 
 
 def _vmapped_vjp(
