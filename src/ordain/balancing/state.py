@@ -181,7 +181,7 @@ def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...], *, lik
     good = is_plain(vectors) and vectors.dtype in (torch.float32, torch.float64) and tuple(vectors.shape) == shape
     if not good or (vectors.dtype, vectors.device) != (like.dtype, like.device):
         raise broken(name, described(vectors), f"a contiguous tensor of float32 or float64 and shape {shape}")
-    least, most = vectors.aminmax()
+    least, most = map(float, vectors.aminmax())
     if not (least >= -_LARGEST and most <= _LARGEST):
         raise broken(name, "not finite or too large", f"numbers up to {_LARGEST:g}")
 
