@@ -226,6 +226,9 @@ class HerdingLearner:
             raise broken("counts", f"{len(state['counts'])} numbers", str(units))
         if (stored := state["stored"]) is not None:
             check_vectors("stored", stored, (units, state["dim"]), like=stored)
+            least, most = map(float, stored.aminmax())
+            if not (least >= -herding.LARGEST and most <= herding.LARGEST):  # no routine takes those
+                raise broken("stored", "not finite or too large", f"numbers up to {herding.LARGEST:g}")
 
     def load(self, state: State) -> list[int]:
         self._stored = None if state["stored"] is None else state["stored"].clone()
