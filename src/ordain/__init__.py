@@ -12,6 +12,7 @@ from importlib.metadata import version
 from ordain import distributed
 from ordain.balancing import Balancer, Deterministic, KernelHalving, SelfBalancingWalk
 from ordain.checkpoint import load, save
+from ordain.gradients.validation import validate
 from ordain.orders import (
     Always,
     FixedOrder,
@@ -50,4 +51,5 @@ __all__ = [
     "distributed",
     "load",
     "save",
+    "validate",
 ]

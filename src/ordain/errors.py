@@ -19,6 +19,10 @@ class InputError(OrdainError, ValueError):
     """An argument that cannot be used: a wrong n, a broken permutation, vectors of a wrong shape."""
 
 
+class ArgumentError(InputError, TypeError):
+    """An option that there is not, or an order in the place of its sampler."""
+
+
 class GradientError(OrdainError, ValueError):
     """Gradients that cannot be used: another length, no batch dimension, mixed batch sizes."""
 

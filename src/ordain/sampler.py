@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ordain.errors import InputError, StateError, StepError
+from ordain.errors import ArgumentError, InputError, StateError, StepError
 
 _CHUNK = 4096
 
@@ -171,6 +171,7 @@ class OrderIterator(Iterator[int]):
         cursor, position = self._cursor, self._drawn
         if self._indices is None:
             loader = _drawing_loader()
+            _refuse_single_indices(loader)
             out_of_order = _out_of_order(loader)
             _check_dataset(loader, cursor.examples)
             self._handed = Handed(loader) if hasattr(loader, "_num_yielded") else None
@@ -207,6 +208,18 @@ class OrderIterator(Iterator[int]):
             self._cursor.go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
             self._over = self._drawn == self._cursor.length
+
+
+def _refuse_single_indices(loader: Any) -> None:
+    """A loader that asks for batches of indices gets none from ``batch_sampler=order.sampler``."""
+    asked = getattr(loader, "_index_sampler", None)
+    if getattr(loader, "_auto_collation", False) and isinstance(asked, (OrderSampler, RankSampler)):
+        raise ArgumentError(
+            "batch_sampler=order.sampler",
+            expected="batches of indices, where this gives single ones",
+            remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler), or "
+            "batch_sampler=BatchSampler(order.sampler, batch_size, drop_last=False).",
+        )
 
 
 def _out_of_order(loader: Any) -> bool:

@@ -17,7 +17,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ordain import GraB, RandomReshuffling, reference
-from ordain.errors import GradientError, InputError, OrdainError, StateError, StepError, UnsupportedModuleError
+from ordain.errors import (
+    GradientError,
+    InputError,
+    OrdainError,
+    OrdainWarning,
+    StateError,
+    StepError,
+    UnsupportedModuleError,
+)
 from ordain.gradients import ExactSource, MicrobatchSource, per_example_loop
 
 
@@ -153,16 +161,19 @@ def test_finding_the_layout_leaves_no_trace() -> None:
     assert trained(True) == trained(False)
 
 
-def test_two_orders_on_one_model() -> None:
+def test_of_two_orders_on_one_model_the_last_one_watches() -> None:
     data, model = Regression(8), small_model()
-    pair, mean = GraB(model, 8, centering="pair"), GraB(model, 8)
+    pair = GraB(model, 8, centering="pair")
+    with pytest.warns(OrdainWarning, match="another order"):
+        mean = GraB(model, 8)
     twin = small_model()
     alone = GraB(twin, 8)
     list(pair.sampler)  # drawn ahead; its first epoch is the same
     for batch in batches(mean, 3):
         backward(model, data.x[batch], data.y[batch])
         mean.step()
-        pair.step()
+        with pytest.raises(StepError, match="another order watches"):
+            pair.step()
     for batch in batches(alone, 3):
         backward(twin, data.x[batch], data.y[batch])
         alone.step()

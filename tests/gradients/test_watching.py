@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB, reference
-from ordain.errors import GradientError, StepError, UnsupportedModuleError
+from ordain.errors import GradientError, OrdainWarning, StepError, UnsupportedModuleError
 from ordain.gradients import ExactSource, Gradients
 
 N, BATCH, EPOCHS = 13, 5, 3
@@ -384,7 +384,8 @@ def normalized() -> nn.Sequential:
 
 def test_batch_norm_is_refused_with_the_ways_out() -> None:
     model, data = normalized(), Regression(15)
-    order = GraB(model, 15)
+    with pytest.warns(OrdainWarning, match=r"BatchNorm1d at '0\.1' in training mode"):
+        order = GraB(model, 15)
     with pytest.raises(UnsupportedModuleError) as error:
         backward(model, data, range(5))
     for words in ("BatchNorm1d at '0.1'", "GroupNorm", "eval()", "group=batch_size", "gradients='microbatch'"):

@@ -137,14 +137,14 @@ class BalanceState:
     def check(self, saved: dict[str, Any], dim: int | None) -> None:
         """Raise StateError if no state of this kind can have been saved like this."""
         for name, length in {"balancer_state": len(self.rule), "counters": len(_COUNTERS)}.items():
-            if len(saved[name]) != length or not all(type(one) in (int, float) for one in saved[name]):
-                raise broken(name, repr(saved[name]), f"{length} numbers")
+            if len(saved[name]) != length or not all(_is_number(one) for one in saved[name]):
+                raise broken(name, described(saved[name]), f"{length} numbers")
         counters = dict(zip(_COUNTERS, saved["counters"], strict=True))
         last = 2 * self.count if self.paired else self.count - 1
         limits = {"first_slot": last, "part_slot": last, "summed": 0 if self.paired else self.count}
         for name, value in counters.items():
-            good = name in _SUMS or (type(value) is int and -1 <= value <= limits.get(name, value))
-            if not math.isfinite(value) or not good:
+            least = -1 if name.endswith("slot") else 0
+            if name not in _SUMS and not (type(value) is int and least <= value <= limits.get(name, value)):
                 raise broken("counters", f"{name}={value!r}", "numbers that balancing can have")
         found = saved["vectors"]
         if found is None:
@@ -152,9 +152,9 @@ class BalanceState:
         shapes: dict[str, tuple[int | None, ...]] = {"table": (1 if self.paired else 3, dim)}
         shapes |= {name: (dim,) for name in ("first", "part") if counters[f"{name}_slot"] >= 0}
         if not isinstance(found, dict) or ((found or len(shapes) > 1) and found.keys() != shapes.keys()):
-            raise broken("vectors", repr(found)[:80], f"a dict of {', '.join(shapes)}")
-        for name, vector in found.items():
-            check_vectors(name, vector, shapes[name])
+            raise broken("vectors", described(found), f"a dict of {', '.join(shapes)}")
+        for name, shape in shapes.items() if found else ():
+            check_vectors(name, found[name], shape, like=found["table"])
 
     def load(self, saved: dict[str, Any]) -> list[int]:
         """Go back to a state that :meth:`check` has passed. Returns what :meth:`reset` returns."""
@@ -175,13 +175,21 @@ class BalanceState:
         return np.array([self.signed, self.summed, self.table is not None, len(self.waiting)])
 
 
-def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...]) -> None:
-    """The field of a saved state must be None or hold numbers of a gradient's dtype, of this shape."""
-    if vectors is None:
-        return
-    good = isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.is_contiguous()
-    if not good or tuple(vectors.shape) != shape:
-        raise broken(name, described(vectors), f"a contiguous floating-point tensor of shape {shape}")
+def check_vectors(name: str, vectors: Any, shape: tuple[int | None, ...], *, like: Tensor) -> None:
+    """The field of a saved state must hold numbers of a gradient's dtype, of this shape, beside ``like``."""
+    good = is_plain(vectors) and vectors.dtype in (torch.float32, torch.float64) and tuple(vectors.shape) == shape
+    if not good or (vectors.dtype, vectors.device) != (like.dtype, like.device):
+        raise broken(name, described(vectors), f"a contiguous tensor of float32 or float64 and shape {shape}")
+
+
+def is_plain(value: Any) -> bool:
+    """An ordinary tensor. Of others one number can be made to look like terabytes, or none like some."""
+    plain = type(value) is Tensor and value.layout is torch.strided and value.device.type != "meta"
+    return plain and value.is_contiguous() and not value.is_neg() and not value.requires_grad
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**63)
 
 
 def broken(name: str, came: str, expected: str) -> StateError:
@@ -190,7 +198,10 @@ def broken(name: str, came: str, expected: str) -> StateError:
 
 
 def described(value: Any) -> str:
-    """A value of a saved state, for messages."""
+    """A value of a saved state, for messages: whatever it is, and in a few words."""
     if isinstance(value, Tensor):
-        return f"a tensor of {value.dtype} and shape {tuple(value.shape)} with strides {value.stride()}"
+        plain = "" if is_plain(value) else f" ({value.layout} on {value.device}, not an ordinary contiguous one)"
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}{plain}"
+    if isinstance(value, str) or _is_number(value) or value is None or isinstance(value, bool):
+        return repr(value)[:80]
     return f"a {type(value).__name__}"

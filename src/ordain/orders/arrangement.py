@@ -216,6 +216,8 @@ class Arrangement:
         learned, field = self._learned(state["origin"], state["epoch"]), self._log.field
         if len(state[field]) != learned:
             raise broken(field, f"of {len(state[field])} epochs", str(learned))
+        if field == "past":
+            check_permutation(state, field, count)
 
     def load(self, state: State) -> None:
         """Go back to a state that has passed :meth:`check`."""

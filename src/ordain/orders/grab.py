@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ordain.balancing import Balancer, BalanceState, Decision, Deterministic, balance, check_balancer
+from ordain.balancing.state import broken
 from ordain.errors import GradientError, InputError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import shrinking
@@ -147,6 +148,10 @@ class BalancingLearner:
 
     def check(self, state: State) -> None:
         self.state.check(state, state["dim"])
+        units = self._arrangement.units
+        first, part, examples = state["counters"][-3:]
+        if max(first, part) >= units.count or examples >= units.group:
+            raise broken("counters", f"units {first} and {part} of {units.count}", "units that there are")
 
     def load(self, state: State) -> list[int]:
         return self.state.load(state)

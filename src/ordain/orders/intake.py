@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ordain.balancing.state import broken
+from ordain.balancing.state import broken, described
 from ordain.errors import GradientError, StateError
 from ordain.gradients import Gradients, Sketch
 from ordain.gradients.memory import shrinking
@@ -52,10 +52,10 @@ class Intake:
         for name, length in self.save().items():
             saved = state[name]
             if saved is not None and (type(saved) is not int or saved < 1):
-                raise broken(name, repr(saved), "the length of a gradient")
+                raise broken(name, described(saved), "the length of a gradient")
             if length is not None and saved not in (None, length):
                 raise StateError(
-                    f"a state for gradients of length {saved}",
+                    f"a state for gradients of length {described(saved)}",
                     expected=f"length {self._given}",
                     remedy="Load it into the model it was saved with.",
                 )

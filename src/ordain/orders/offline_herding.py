@@ -224,7 +224,11 @@ class HerdingLearner:
         units = len(self._counts)
         if len(state["counts"]) != units:
             raise broken("counts", f"{len(state['counts'])} numbers", str(units))
-        check_vectors("stored", state["stored"], (units, state["dim"]))
+        if (stored := state["stored"]) is not None:
+            check_vectors("stored", stored, (units, state["dim"]), like=stored)
+            least, most = map(float, stored.aminmax())
+            if not (least >= -herding.LARGEST and most <= herding.LARGEST):  # no routine takes those
+                raise broken("stored", "not finite or too large", f"numbers up to {herding.LARGEST:g}")
 
     def load(self, state: State) -> list[int]:
         self._stored = None if state["stored"] is None else state["stored"].clone()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,22 +15,32 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from ordain import _rng
-from ordain.errors import InputError, StepError
+from ordain._context import undisturbed
+from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
-from ordain.gradients.sources import source_for
+from ordain.gradients.sources import Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Collect, Coordinator, Observed
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
-from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
+from ordain.orders.options import keywords, refuse_unknown
+from ordain.orders.saved_state import (
+    STATE_VERSION,
+    State,
+    check_fields,
+    check_identity,
+    check_model,
+    converted,
+    parameters_of,
+)
 from ordain.orders.schedule import Schedule, check_schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
 from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
-_NO_CONTEXT: AbstractContextManager[object] = nullcontext()
+_INNER = ("arrange", "members", "identity", "learner", "model")  # arguments of subclasses to this class
 
 
 class Order:
@@ -88,7 +98,11 @@ class Order:
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         sketch: int | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:  # subclasses hand on what they do not know themselves
+            inner = _INNER if type(self) is not Order else ()
+            refuse_unknown(type(self).__name__, unknown, keywords(type(self), Order, without=inner))
         if (arrange is None) == (learner is None):
             raise InputError(
                 "both arrange= and learner=" if arrange else "neither arrange= nor learner=",
@@ -115,6 +129,8 @@ class Order:
         self._identity |= self._view.identity | extra
         self._source: Source | None = None
         self._detached = False
+        self._claim: Claim | None = None
+        self._watched: tuple[list[str], torch.dtype] | None = None  # what is saved and checked of a model
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -135,9 +151,12 @@ class Order:
                         self._source = source_for(
                             model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
                         )
+                    self._watched = parameters_of(model, params), self._source.like.dtype
                     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
                     self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
                 self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
+                if model is not None and self._source is not None:
+                    self._claim = claim(model, self._source)
             except BaseException:
                 self.detach()
                 raise
@@ -269,6 +288,8 @@ class Order:
         """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
         if self._source is not None:
             self._source.detach()
+            if self._claim is not None:
+                self._claim.give_up()
             self._source = None
             self._detached = True
 
@@ -283,6 +304,9 @@ class Order:
         state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
             return state
+        if self._watched is not None:
+            parameters, dtype = self._watched
+            state |= {"parameters": list(parameters), "dtype": str(dtype)}
         return (
             state
             | self._arrangement.save(epoch=self.epoch, history=history)
@@ -294,10 +318,13 @@ class Order:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
         state = converted(state)
         check_identity(state, self._identity | {"sketch": self._identity.get("sketch")})
-        check_fields(state, self.state_dict(vectors=False, history=False))
+        mine = self.state_dict(vectors=False, history=False)
+        check_fields(state, {name: value for name, value in mine.items() if name not in ("parameters", "dtype")})
         self._cursor.check(state)
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
+        if self._watched is not None:
+            check_model(state, *self._watched)
         self._cursor.load(state)
         if not self._learns:
             return
@@ -308,6 +335,13 @@ class Order:
         self._watch(self.epoch)
         if self._ranks is not None:
             self._ranks.loaded()
+
+    def __iter__(self) -> NoReturn:
+        raise ArgumentError(
+            f"{type(self).__name__} itself in a loop or a loader",
+            expected="its sampler",
+            remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler).",
+        )
 
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
@@ -396,6 +430,13 @@ class Order:
                 expected="a model to take gradients from",
                 remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
             )
+        if self._claim is not None and not self._claim.live:
+            raise StepError(
+                "step() on an order whose model another order watches now",
+                expected="one order to a model",
+                remedy="Step the order that was made last, with its own sampler; or take this one up again by "
+                f"new = {type(self).__name__}(model, n) and new.load_state_dict(this_order.state_dict()).",
+            )
         batches = self._source.collect()
         if not batches:
             raise StepError(
@@ -450,7 +491,7 @@ class Order:
         """Watch the model in epochs that learn, and only in those."""
         ended = self._schedule.ends(epoch)
         self._learning = self._schedule.learns(epoch) and not ended
-        if self._source is not None:
+        if self._source is not None and self._claim is not None and self._claim.live:
             (self._source.attach if self._learning else self._source.detach)()
         if ended:
             self._learner.release()
@@ -460,21 +501,6 @@ class Order:
 
     def _warn(self, topic: str, message: str) -> None:
         self._arrangement.warn_once(topic, f"{type(self).__name__}: {message}")
-
-
-def undisturbed() -> AbstractContextManager[object]:
-    """For work in an order's own numbers, whatever the training loop's context is.
-
-    Autocast would take products in fewer digits; tensors created in inference mode cannot be added to later.
-    """
-    mixed = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    if not mixed and not torch.is_inference_mode_enabled():
-        return _NO_CONTEXT  # nearly always, and for nothing
-    stack = ExitStack()
-    for kind in mixed:
-        stack.enter_context(torch.autocast(kind, enabled=False))
-    stack.enter_context(torch.inference_mode(mode=False))
-    return stack
 
 
 def _check_model(model: Any, batch_dim: Any, order: str) -> None:

@@ -13,6 +13,7 @@ from ordain.balancing import KernelHalving, SelfBalancingWalk
 from ordain.orders.grab import GraB
 from ordain.orders.oblivious import FlipFlop, RandomReshuffling, ShuffleOnce, WithReplacement
 from ordain.orders.offline_herding import Greedy, Herding
+from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.order import Order
 from ordain.orders.schedule import Until
 
@@ -29,8 +30,11 @@ class Recipe:
 
 def _oblivious(order: type) -> Callable[..., Order]:
     def build(
-        model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, distributed: Any = "auto", **_: Any
+        model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, distributed: Any = "auto", **others: Any
     ) -> Order:
+        refuse_unknown(
+            order.__name__, others, keywords(Order, GraB, Herding)
+        )  # those of orders that learn: no use here
         units = {} if group == 1 else {"group": group}  # WithReplacement has none
         built: Order = order(n, seed=seed, distributed=distributed, **units)
         return built

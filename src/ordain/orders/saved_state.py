@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from ordain.balancing.state import broken, described
+from ordain.balancing.state import broken, described, is_plain
 from ordain.errors import StateError
 
 STATE_VERSION = 3
 State = dict[str, Any]
 _OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
+_WRAPPERS = r"(_orig_mod|_checkpoint_wrapped_module)\."  # in names, of torch.compile and of checkpointing
 
 
 def converted(state: Any) -> Any:
     """A state of an earlier version as one of this; any other as it is. The state that came is not changed."""
     for version, convert in ((1, _from_1), (2, _from_2)):
         if isinstance(state, dict) and type(state.get("version")) is int and state["version"] == version:
-            state = convert(state)
+            try:
+                state = convert(state)
+            except Exception as error:  # whatever is wrong with it, which may be anything
+                raise broken("version", f"{version}", f"the fields of a state of version {version}") from error
     return state
 
 
@@ -58,10 +65,43 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
         saved = state.get(name) if isinstance(state, dict) else type(state).__name__
         if not isinstance(state, dict) or type(saved) is not type(value) or saved != value:
             raise StateError(
-                f"a state with {name}={saved!r}",
+                f"a state with {name}={described(saved)}",
                 expected=f"{name}={value!r}",
                 remedy="Build the order with the arguments it was saved under.",
             )
+
+
+def parameters_of(model: nn.Module, params: Callable[[str], bool] | None) -> list[str]:
+    """The names and shapes of what is ordered by, as they are without torch.compile or checkpointing around a layer."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
+    return [f"{re.sub(_WRAPPERS, '', name)} {list(p.shape)}" for name, p in found.items()]
+
+
+def check_model(state: State, parameters: list[str], dtype: torch.dtype) -> None:
+    """The state must be of a model with these parameters (if it says), and of gradients of this dtype."""
+    saved = state.get("parameters", parameters)
+    if type(saved) is not list or not all(type(one) is str for one in saved):
+        raise broken("parameters", described(saved), "a list of names")
+    for one, mine in zip_longest(saved, parameters):
+        if one != mine:
+            raise StateError(
+                f"a state of another model, with parameter {one!r}",
+                expected=repr(mine),
+                remedy="Load it into an order over the model it was saved with, and with the same params=.",
+            )
+    stored = state.get("stored")
+    vectors = stored if stored is not None else (state.get("vectors") or {}).get("table")
+    if vectors is None:
+        return
+    came = state.get("dtype", str(dtype))
+    if stored is not None or vectors.dtype.itemsize < dtype.itemsize:  # sums may be wider than the gradients
+        came = str(vectors.dtype)
+    if type(came) is not str or came != str(dtype):
+        raise StateError(
+            f"a state with vectors of gradients of {described(came)}",
+            expected=f"{dtype}, as those of the model are",
+            remedy="Convert the model first, then make the order; or load state_dict(vectors=False).",
+        )
 
 
 def check_fields(state: State, like: State) -> None:
@@ -83,7 +123,7 @@ def check_fields(state: State, like: State) -> None:
         good = type(value) is type(mine)
         if good and isinstance(mine, torch.Tensor):
             good = value.dtype == mine.dtype and value.ndim == mine.ndim and value.shape[1:] == mine.shape[1:]
-            good &= value.is_contiguous()  # one number can be made to look like terabytes
+            good &= is_plain(value)
         if not good:
             raise broken(name, described(value), described(mine))
 
@@ -91,12 +131,12 @@ def check_fields(state: State, like: State) -> None:
 def check_count(state: State, name: str, most: int | None = None) -> None:
     """The field must be a number from 0 to ``most``."""
     if state[name] < 0 or (most is not None and state[name] > most):
-        raise broken(name, str(state[name]), "a number >= 0" if most is None else f"a number from 0 to {most}")
+        raise broken(name, described(state[name]), "a number >= 0" if most is None else f"a number from 0 to {most}")
 
 
 def check_permutation(state: State, name: str, n: int) -> None:
-    """The field must be a permutation of ``range(n)``."""
-    if len(state[name]) != n or not np.array_equal(np.sort(state[name].cpu().numpy()), np.arange(n)):
+    """The field, or each row of it, must be a permutation of ``range(n)``."""
+    if state[name].shape[-1] != n or not (np.sort(state[name].cpu().numpy(), axis=-1) == np.arange(n)).all():
         raise broken(name, described(state[name]), f"a permutation of range({n})")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -14,14 +16,14 @@ from ordain.gradients.sparse_rows import SparseRows
 @register_rule(nn.Embedding)
 def embedding(module: nn.Embedding, uses: list[Use]) -> dict[str, ParamGrads]:
     """Ids ``[B, *]``, output gradient ``[B, *, H]``; further dimensions and uses add entries."""
-    _refuse_options(module, uses[0].path)
+    refuse_options(module, uses[0].path)
     return {"weight": _rows(module, [_looked_up(use) for use in uses], uses[0].size)}
 
 
 @register_rule(nn.EmbeddingBag)
 def embedding_bag(module: nn.EmbeddingBag, uses: list[Use]) -> dict[str, ParamGrads]:
     """Ids ``[B, N]``, or ``[N]`` with offsets; output gradient ``[B, H]``."""
-    _refuse_options(module, uses[0].path)
+    refuse_options(module, uses[0].path)
     if module.mode == "max":
         raise uses[0].refusal("EmbeddingBag with mode='max'")
     return {"weight": _rows(module, [_bags(module, use) for use in uses], uses[0].size)}
@@ -70,19 +72,24 @@ def _rows(module: nn.Embedding | nn.EmbeddingBag, uses: list[tuple[Tensor, Tenso
     return SparseRows(examples, ids, b, size=size, rows=len(module.weight))
 
 
-def _refuse_options(module: nn.Embedding | nn.EmbeddingBag, path: str) -> None:
+_REMEDIES = {
+    "scale_grad_by_freq": "Build it with scale_grad_by_freq=False: the counts are those of the whole batch, "
+    "so no example has a gradient of its own.",
+    "max_norm": "Build it with max_norm=None and bound the rows after the optimizer's step: "
+    "the forward changes the weight in place.",
+    "sparse": "Build it with sparse=False.",
+}
+
+
+def refuse_options(
+    module: nn.Embedding | nn.EmbeddingBag, path: str, options: Collection[str] = _REMEDIES.keys()
+) -> None:
     """Options under which examples change one another's gradients, or gradients are no dense tensors."""
-    remedies = {
-        "scale_grad_by_freq": "Build it with scale_grad_by_freq=False: the counts are those of the whole batch, "
-        "so no example has a gradient of its own.",
-        "max_norm": "Build it with max_norm=None and bound the rows after the optimizer's step: "
-        "the forward changes the weight in place.",
-        "sparse": "Build it with sparse=False.",
-    }
-    for option, remedy in remedies.items():
+    for option in options:
         if getattr(module, option):
             raise UnsupportedModuleError(
                 f"{type(module).__name__} at {path!r} with {option}={getattr(module, option)}",
                 expected=f"{option}={'None' if option == 'max_norm' else 'False'}",
-                remedy=f"{remedy} Or leave this layer out with params=.",
+                remedy=f"{_REMEDIES[option]} Or leave this layer out with "
+                f"params=lambda name: not name.startswith({path + '.'!r}).",
             )

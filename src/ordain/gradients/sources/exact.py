@@ -96,6 +96,11 @@ class ExactSource:
         self.ignore = self._hooks.ignore
         self.attach()
 
+    @property
+    def from_graph(self) -> dict[str, str]:
+        """The parameters whose gradients no layer's rule explains, by name, and why: they are taken from the graph."""
+        return {self._offsets[p][1]: reason for p, reason in self._by_graph.items()}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ExactSource:
         """It watches one model, whatever is copied."""
         return self
@@ -414,6 +419,7 @@ def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
         raise InputError(
             f"parameters of torch.float64 ({double[0]!r}) beside {params[other].dtype} ({other!r})",
             expected="one of them (float16 and bfloat16 may stand beside float32)",
-            remedy="Call .float() or .double() on the model, order by some with params=, or take gradients='func'.",
+            remedy="Call .float() or .double() on the model, order by some with params=, or order whole batches: "
+            "GraB(model, n, group=batch_size, gradients='microbatch').",
         )
     return torch.float64 if double else torch.float32

@@ -8,9 +8,10 @@ it happened in; a pass becomes a batch when a backward reaches it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import StateError, StepError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes
-from ordain.gradients.rules import Use, Watch, watch_for
+from ordain.gradients.rules import Use, watch_for
 from ordain.gradients.sources.backward import Backwards, send, sending
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded, is_split
@@ -130,8 +131,7 @@ class Hooks:
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self.paths:
             if module in self._watches:
-                start = partial(self._start, self._watches[module])
-                self._handles.append(module.register_forward_pre_hook(start, with_kwargs=True))
+                self._handles.append(module.register_forward_pre_hook(self._start, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
@@ -173,6 +173,14 @@ class Hooks:
     def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
         """A copy of the model (a moving average, say) takes the hooks along: they go on to watch this one only."""
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model that is pickled takes along hooks that do nothing, and whoever loads it needs nothing of ours."""
+        return (
+            SimpleNamespace,
+            (),
+            dict.fromkeys(("_begin", "_end", "_start", "_stop", "_watch"), nullcontext().__exit__),
+        )
 
     # --- during a forward -------------------------------------------------------------------------
 
@@ -228,9 +236,9 @@ class Hooks:
             leaf.grad_fn.register_prehook(partial(self._reach_output, record))
         self._listener.forward_ended(record, output, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
 
-    def _start(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._pass is not None and module in self.paths:
-            context = watch(module, self.paths[module], args, kwargs)
+            context = self._watches[module](module, self.paths[module], args, kwargs)
             self._extras[module] = context.__enter__()
             self._watching[module] = context
 

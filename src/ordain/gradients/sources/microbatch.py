@@ -17,7 +17,7 @@ from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
 from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.model_checks import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose, like
 
 
 class MicrobatchSource:
@@ -46,7 +46,7 @@ class MicrobatchSource:
         chosen = choose(model, params)
         self.dim = sum(p.numel() for p in chosen.values())
         self._params = list(chosen.values())
-        self.like = self._params[0].detach().new_empty(0)
+        self.like = like(self._params)
         self._task = -1  # the backward that is running
         self._arriving: dict[Tensor, Tensor] = {}  # what it has brought
         self._rows: list[tuple[int, dict[Tensor, Tensor]]] = []  # examples and gradients of each backward

@@ -28,7 +28,7 @@ from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
-from ordain.gradients.sources.model_checks import check_reduction, choose, mixing_modules, refuse_mixing
+from ordain.gradients.sources.model_checks import check_reduction, choose, like, mixing_modules, refuse_mixing
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
 
@@ -66,7 +66,7 @@ class FuncSource:
         for name, p in chosen.items():
             self._offsets[p] = (self.dim, name)
             self.dim += p.numel()
-        self.like = chosen[self._names[0]].detach().new_empty(0)
+        self.like = like(self._offsets)
         self._checks = SpotChecks()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
@@ -166,11 +166,12 @@ class FuncSource:
             raise UnsupportedModuleError(
                 came,
                 expected="a forward that torch.func can run for one example at a time",
-                remedy="Leave gradients= out, which runs nothing again, or pass your own gradients to observe().",
+                remedy="Leave gradients= out, which needs no vmap; or order whole batches: "
+                "GraB(model, n, group=batch_size, gradients='microbatch').",
             ) from error
         scale = float(size) if self._mean else 1.0
         blocks = [grads[name].reshape(size, -1) for name in self._names]
-        return Dense([block.to(torch.promote_types(block.dtype, torch.float32)) * scale for block in blocks])
+        return Dense([block.to(self.like.dtype) * scale for block in blocks])
 
 
 def _vmapped_vjp(
