@@ -67,6 +67,9 @@ def layouts(shape: Sequence[int], size: int, batch_dim: int) -> list[Layout]:
 
 def batch_sizes(inputs: Any, batch_dim: int) -> list[int]:
     """What may be B: the lengths of dimension ``batch_dim`` of the model's inputs, and of lists of tensors."""
+    args, kwargs = inputs
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
+        return [args[0].shape[batch_dim]] if args[0].ndim > batch_dim else []
     sizes = [len(leaf) for leaf in tree_leaves(inputs, is_leaf=_is_list) if _is_list(leaf)]
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return [leaf.shape[batch_dim] for leaf in leaves if leaf.ndim > batch_dim] + sizes

@@ -230,7 +230,8 @@ class Hooks:
         self._pass = None
         if output is None:
             return  # the forward raised
-        leaves: list[Any] = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
+        found = (output,) if isinstance(output, Tensor) else tree_leaves(output)
+        leaves: list[Any] = [t for t in found if isinstance(t, Tensor) and t.grad_fn is not None]
         record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
         for leaf in leaves:
             leaf.grad_fn.register_prehook(partial(self._reach_output, record))
