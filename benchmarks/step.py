@@ -23,6 +23,7 @@ from ordain.study.tasks.images import lenet
 from ordain.study.tasks.language import LanguageModel
 
 ROUNDS = 30  # short ones: a machine that others use is slow for seconds at a time
+WARM_UP = 40  # steps
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def job(case: Case, build: Callable[[nn.Module, int], Order]) -> Callable[[], An
     """A function that makes a round of training steps."""
     torch.manual_seed(0)
     model = case.build()
-    n = case.size * case.steps * (ROUNDS + 1)  # one epoch: its end comes once in a thousand steps, not in ten
+    n = case.size * (case.steps * (ROUNDS + 1) + WARM_UP)  # one epoch: its end comes rarely
     order = build(model, n)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     x, y = case.batch(n if case.loader else case.size)
@@ -103,7 +104,11 @@ def run(names: list[str] | None = None) -> dict[str, float]:
     results = {}
     for name in names or CASES:
         case = CASES[name]
-        seconds = interleaved({order: job(case, build) for order, build in ORDERS.items()}, rounds=ROUNDS)
+        jobs = {order: job(case, build) for order, build in ORDERS.items()}
+        for _ in range(WARM_UP // case.steps):  # the first passes are inspected, later ones rarely
+            for one in jobs.values():
+                one()
+        seconds = interleaved(jobs, rounds=ROUNDS)
         base = statistics.median(seconds["rr"]) / case.steps
         for order in ("mean", "pair"):
             results[f"{name}, {order}"] = median_ratio(seconds[order], seconds["rr"])
