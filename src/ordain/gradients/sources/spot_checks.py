@@ -12,7 +12,7 @@ from torch import Tensor
 from ordain.gradients.protocol import Gradients
 
 _FIRST = 4  # passes that are all inspected
-_MOST_APART = 151  # passes from one to the next: at a backward and a half, below one per cent of the time
+MOST_APART = 307  # passes from one to the next: at one to three steps each, below one per cent of the time
 
 
 class SpotChecks:
@@ -34,7 +34,7 @@ class SpotChecks:
         if self._passes < self._next:
             return False
         apart = 1 if self._passes < _FIRST else max(1, int(0.6 * self._passes))
-        self._next = self._passes + min(apart, _MOST_APART)
+        self._next = self._passes + min(apart, MOST_APART)
         return True
 
     def examples(self, size: int, *, device: torch.device, all_apart: bool) -> list[Tensor]:
