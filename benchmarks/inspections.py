@@ -6,6 +6,7 @@ One pass in 307 is inspected, once the first are behind: the share of the time i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
@@ -15,6 +16,11 @@ from ordain import GraB
 from ordain.gradients.sources.spot_checks import MOST_APART, SpotChecks
 
 STEPS = {"logistic": 60}  # of each kind; the others less
+
+
+def saying(due: bool, real: Callable[[SpotChecks], bool] = SpotChecks.due) -> Callable[[SpotChecks], bool]:
+    """``SpotChecks.due`` with another answer; it goes on counting."""
+    return lambda checks: (real(checks), due)[1]
 
 
 def run(names: list[str] | None = None) -> dict[str, float]:
@@ -33,7 +39,7 @@ def run(names: list[str] | None = None) -> dict[str, float]:
             for _ in range(case.size):
                 next(indices)
             start = time.process_time()
-            with patch.object(SpotChecks, "due", lambda _, due=due: due):
+            with patch.object(SpotChecks, "due", saying(due)):
                 loss_of(model(x), y).backward()
             order.step()
             seconds[due] += time.process_time() - start if number >= 8 else 0.0
