@@ -8,7 +8,6 @@ at each layer, and what their rows must add up to. A parameter whose rows do not
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,21 +21,20 @@ from ordain._context import undisturbed
 from ordain.errors import InputError, OrdainError, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
-from ordain.gradients.layout import Layout, batch_size, layouts
+from ordain.gradients.layout import batch_size
 from ordain.gradients.memory import shrinking
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
-from ordain.gradients.sources.graph import Graph, Plan, Sightings
+from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import outputs_of_some, refuse_mixed
 from ordain.gradients.sources.inspection import Inspection
+from ordain.gradients.sources.knowledge import Knowledge
 from ordain.gradients.sources.model_checks import check_reduction, choose
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
-
-_TRIES = 32  # batches in which a layer may have no gradient before that counts as its habit
 
 
 class ExactSource:
@@ -75,22 +73,17 @@ class ExactSource:
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._split = any(is_split(p) for p in self._offsets)
         self._checks = SpotChecks()
-        self._layouts: dict[tuple[nn.Module, int], dict[int, Layout]] = {}  # of each call's outputs, as was seen
-        self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
-        self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
-        self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
-        self._tries: Counter[tuple[Any, ...]] = Counter()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self)
         self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
         self._owned = {  # a rule that watches its module answers for submodules
             module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
             for module in self._hooks.paths
         }
-        # Parameters to be taken from the graph, and why.
-        self._by_graph: dict[Tensor, str] = {}
+        self._known = Knowledge(self._hooks.paths, self._owned, list(self._offsets), batch_dim=batch_dim)
+        self._by_graph = self._known.by_graph
         for module, path in self._hooks.paths.items():
             if module not in self._rules:
-                self._take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
+                self._known.take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (recurrent, cell))
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
         self.ignore = self._hooks.ignore
@@ -151,17 +144,15 @@ class ExactSource:
         record.alone = ()
         if not outputs or not record.size or self._split:
             return
-        signature = self._signature(record)
-        new = self._checks.contiguous or signature not in self._understood or not self._fit(record)
+        new = self._checks.contiguous or not self._known.understands(record)
         if new:
             self._hooks.ask()
-        elif not record.due and not self._by_graph and not self._may_rearrange:
+        elif not record.due and not self._known.needs_graph:
             return
         sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
         graph = Graph([node for node, _ in outputs], sinks)
-        self._may_rearrange |= graph.may_rearrange
-        record.own_layouts = record.size > 1 and graph.may_rearrange and graph.rearranges(record.size)
-        plan = self._plans.get(graph.names) if self._by_graph and not new and not record.own_layouts else None
+        plan = self._known.look_at(record, graph)
+        plan = plan if self._by_graph and not new else None
         new = new or record.own_layouts or (plan is None and bool(self._by_graph))
         if not record.due and not new and not self._by_graph:
             return
@@ -175,7 +166,7 @@ class ExactSource:
             batch_dim=self._batch_dim,
             chosen=chosen,
             divert=self._hooks.divert,
-            inspected=partial(self._try_inspected, record, signature, new=new),
+            inspected=partial(self._try_inspected, record, new=new),
         )
         if record.size > 1 and (new or plan is not None):
             record.inspection.watch_nodes(plan)
@@ -191,81 +182,26 @@ class ExactSource:
         except Exception as error:  # to be raised by step(), not out of the backward
             record.result = error
 
-    # --- what a signature is, and what is known of it -----------------------------------------------
-
-    def _signature(self, record: Pass) -> tuple[Any, ...]:
-        """Which modules were called how often, and which parameters were trainable: what a check was made of."""
-        calls = sorted((self._hooks.paths[module], count) for module, count in record.calls.items())
-        return (record.size > 1, *calls, *(p.requires_grad for p in self._offsets))
-
-    def _fit(self, record: Pass) -> bool:
-        """Do the layouts that are known fit this pass?"""
-        for call, shapes in record.shapes.items():
-            known = self._layouts.get(call, {})
-            if any(leaf in known and not known[leaf].fits(shape, record.size) for leaf, shape in shapes.items()):
-                return False
-        return True
-
-    def _take_from_graph(self, module: nn.Module, reason: str) -> None:
-        for p in self._owned[module]:
-            self._by_graph.setdefault(p, reason)
-
     # --- what an inspection shows ---------------------------------------------------------------------
 
-    def _try_inspected(self, record: Pass, signature: tuple[Any, ...], inspection: Inspection, *, new: bool) -> None:
+    def _try_inspected(self, record: Pass, inspection: Inspection, *, new: bool) -> None:
         try:
-            self._inspected(record, signature, inspection, new=new)
+            with undisturbed(), torch.no_grad():
+                self._inspected(record, inspection, new=new)
         except OrdainError as error:  # to be raised by step(), not out of the backward
             record.result = error
 
-    def _inspected(self, record: Pass, signature: tuple[Any, ...], inspection: Inspection, *, new: bool) -> None:
-        before = dict(self._by_graph)
-        with undisturbed(), torch.no_grad():
-            foreign = any(number != record.number for uses in inspection.uses for number, _, _ in uses)
-            seen = self._see_layouts(record, inspection)
-            if not foreign:  # else other passes of the model lie below this one
-                self._compare_layers(record, inspection)
+    def _inspected(self, record: Pass, inspection: Inspection, *, new: bool) -> None:
+        before, understood = dict(self._by_graph), self._known.understands(record)
+        seen = self._known.see(record, inspection)
+        if all(number == record.number for uses in inspection.uses for number, _, _ in uses):
+            self._compare_layers(record, inspection)  # else other passes of the model lie below this one
         added = [p for p in self._by_graph if p not in before]
-        if added and signature in self._understood and not self._checks.contiguous and not record.own_layouts:
+        if added and understood and not self._checks.contiguous and not record.own_layouts:
             name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
-            record.result = self._unexplained(
-                name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
-            )
-            return
+            raise self._unexplained(name, f"was explained by its layer in earlier batches, and is no longer: {reason}")
         if new:
-            certain = True
-            if self._by_graph and record.size > 1:
-                plan = inspection.follow(list(self._by_graph))
-                certain = plan.certain
-                if certain and not record.own_layouts:
-                    self._plans[inspection.graph.names] = plan
-            self._tries[signature] += 1
-            seen &= all(any(bool(one[p].any()) for one in inspection.found if p in one) for p in inspection.graph.sinks)
-            if (seen and certain) or self._tries[signature] >= _TRIES:
-                self._understood.add(signature)
-
-    def _see_layouts(self, record: Pass, inspection: Inspection) -> bool:
-        """Note where the examples lie in each call's outputs. Has every call had a gradient?"""
-        if record.size == 1:
-            return True
-        sightings = Sightings(record.size, self._batch_dim)
-        for chosen, uses in zip(inspection.chosen, inspection.uses, strict=True):
-            for (number, module, call), (_, grads) in uses.items():
-                if number == record.number:
-                    for leaf, grad in grads.items():
-                        sightings.see((module, call), leaf, grad, chosen)
-        layouts_of = record.layouts = {} if record.own_layouts else self._layouts
-        for key, leaf in sightings.seen:
-            known, possible = layouts_of.setdefault(key, {}), sightings.possible[key, leaf]
-            if possible:
-                known[leaf] = known[leaf] if known.get(leaf) in possible else possible[0]
-            else:
-                known.pop(leaf, None)
-                path, shape = self._hooks.paths[key[0]], record.shapes[key].get(leaf, ())
-                self._take_from_graph(
-                    key[0], f"examples cannot be told apart in the output of {path!r}, of shape {tuple(shape)}"
-                )
-        return {key for key, _ in sightings.seen} == record.shapes.keys()
+            self._known.conclude(record, inspection, seen=seen)
 
     def _compare_layers(self, record: Pass, inspection: Inspection) -> None:
         """What the rules make of the gradients of some examples must be what came to the parameters."""
@@ -285,7 +221,7 @@ class ExactSource:
         try:
             self._apply_rule(record, module, uses, found)
         except NoRuleError as error:
-            self._take_from_graph(module, error.came)
+            self._known.take_from_graph(module, error.came)
         except OrdainError as error:
             record.result = error
 
@@ -324,10 +260,8 @@ class ExactSource:
         if module not in self._rules or all(p in self._by_graph for p in self._owned[module]):
             return
         for call, use in uses.items():
-            known = (self._layouts if record.layouts is None else record.layouts).get((module, call), {})
             for leaf, grad in use.grads.items():
-                likely = layouts(grad.shape, use.size, self._batch_dim) if leaf >= 0 else ()
-                way = known.get(leaf) or next(iter(likely), None)
+                way = self._known.layout(record, module, call, leaf, grad)
                 if way is not None:
                     use.layouts[leaf] = way
         for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
