@@ -91,7 +91,31 @@ def batch_size(sizes: Sequence[int], shapes: Sequence[Sequence[int]], batch_dim:
     kept = [
         size for size in votes if any(shape[axis : axis + 1] == (size,) for shape in shapes for axis in (batch_dim, 0))
     ]
-    if len(kept) > 1 and sizes[0] in kept:
-        return sizes[0]
+    several = [size for size in kept if size != 1]
+    if len(several) > 1:
+        raise GradientError(
+            f"inputs of {several[0]} and {several[1]} rows, and outputs of both",
+            expected="one number of examples",
+            remedy="Return from the model only what has a row for each example, or keep what all examples share in the "
+            "model (a buffer) instead of passing it in.",
+        )
+    if several:
+        return several[0]
     plural = [size for size in votes if size != 1]
     return max(kept or plural or votes, key=votes.__getitem__)
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """The tensors of a model's output, those in the fields of its objects too."""
+    found: list[Tensor] = []
+    todo: list[tuple[Any, int]] = [(output, 0)]
+    while todo:
+        one, depth = todo.pop()
+        if isinstance(one, Tensor):
+            found.append(one)
+            continue
+        inner = tree_leaves(one)
+        if len(inner) == 1 and inner[0] is one:  # nothing that pytree opens
+            inner = list(getattr(one, "__dict__", {}).values()) if depth < 3 and not isinstance(one, type) else []
+        todo.extend((leaf, depth + 1) for leaf in reversed(inner))
+    return found

@@ -8,6 +8,7 @@ at each layer, and what their rows must add up to. A parameter whose rows do not
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from ordain._context import undisturbed
-from ordain.errors import InputError, OrdainError, StateError, UnsupportedModuleError
+from ordain.errors import InputError, OrdainError, OrdainWarning, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
 from ordain.gradients.layout import batch_size
@@ -29,9 +30,9 @@ from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.independence import outputs_of_some, refuse_mixed
+from ordain.gradients.sources.independence import refuse_mixed, run_alone
 from ordain.gradients.sources.inspection import Inspection
-from ordain.gradients.sources.knowledge import Knowledge
+from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, choose
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
@@ -79,7 +80,9 @@ class ExactSource:
             module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
             for module in self._hooks.paths
         }
-        self._known = Knowledge(self._hooks.paths, self._owned, list(self._offsets), batch_dim=batch_dim)
+        self._known = Knowledge(
+            self._hooks.paths, self._owned, list(self._offsets), batch_dim=batch_dim, blind=self._split
+        )
         self._by_graph = self._known.by_graph
         for module, path in self._hooks.paths.items():
             if module not in self._rules:
@@ -129,19 +132,18 @@ class ExactSource:
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
             (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
-            record.alone = [
-                (chosen, outputs_of_some(self._model, inputs, chosen, self._batch_dim)) for chosen in (half, ~half)
-            ]
+            with self._hooks.ignore(ours=True):
+                runs = [run_alone(self._model, inputs, some, self._batch_dim) for some in (half, ~half)]
+            record.alone = [run for run in runs if run is not None]
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
+        alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
         try:
-            for some, alone in record.alone:
-                if alone is not None and len(some) == record.size:
-                    refuse_mixed(output, alone, some)
+            for run in alone:
+                refuse_mixed(output, run)
         except UnsupportedModuleError as error:
             record.result = error
-        record.alone = ()
         if not outputs or not record.size or self._split:
             return
         new = self._checks.contiguous or not self._known.understands(record)
@@ -165,6 +167,8 @@ class ExactSource:
             size=record.size,
             batch_dim=self._batch_dim,
             chosen=chosen,
+            alone=alone,
+            thorough=new,
             divert=self._hooks.divert,
             inspected=partial(self._try_inspected, record, new=new),
         )
@@ -179,6 +183,12 @@ class ExactSource:
         try:
             with undisturbed(), torch.no_grad():
                 record.result = shrinking(partial(self._factored, record))
+        except UnseenError as error:
+            warnings.warn(OrdainWarning(str(error)), stacklevel=2)
+            nothing = self.like.new_full((record.size, 1, 1), torch.nan)  # not finite: set aside
+            record.result = Factored(
+                [(0, Materialized(nothing))], dim=self.dim, size=record.size, scale=1.0, like=self.like
+            )
         except Exception as error:  # to be raised by step(), not out of the backward
             record.result = error
 

@@ -26,27 +26,21 @@ Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ class
 # Operations that may put the rows of a batch in another order, or pick some of them.
 _REARRANGING = frozenset(
     f"{name}Backward{number}"
-    for name in [
-        "Index",
-        "IndexSelect",
-        "Gather",
-        "Flip",
-        "Roll",
-        "Sort",
-        "IndexPut",
-        "IndexPutImpl",
-        "IndexAdd",
-        "IndexCopy",
-        "Scatter",
-        "ScatterAdd",
-        "ScatterReduce",
-        "MaskedSelect",
-        "MaskedScatter",
-        "Take",
-        "TakeAlongDim",
-        "Topk",
-        "PackPaddedSequence",
-    ]
+    for name in (
+        *(
+            "Index",
+            "IndexSelect",
+            "IndexPut",
+            "IndexPutImpl",
+            "IndexAdd",
+            "IndexCopy",
+            "Gather",
+            "Take",
+            "TakeAlongDim",
+        ),
+        *("Scatter", "ScatterAdd", "ScatterReduce", "MaskedSelect", "MaskedScatter", "Flip", "Roll", "Sort", "Topk"),
+        *("PackPaddedSequence", "Stack", "Cat"),
+    )
     for number in (0, 1)
 )
 
@@ -81,6 +75,10 @@ class Graph:
         risky = [node for node, name in zip(self.nodes, self.names, strict=True) if name in _REARRANGING]
         return any(not is_view_of_parameter(node) and not _keeps_order(node, size) for node in risky)
 
+    def shapes(self) -> list[list[tuple[int, ...]]]:
+        """Of the outputs of each node."""
+        return [[tuple(one.shape) for one in getattr(node, "_input_metadata")] for node in self.nodes]  # noqa: B009
+
     def release(self) -> None:
         """Forget the nodes; their numbers stay."""
         self.nodes = {}
@@ -100,6 +98,9 @@ def is_view_of_parameter(node: Node) -> bool:
 
 def _keeps_order(node: Node, size: int) -> bool:
     """Whether a rearranging node leaves all dimensions alone in which ``size`` examples may lie."""
+    if node.name() in ("StackBackward0", "CatBackward0"):  # of the examples themselves, if they are not in the pieces
+        pieces = [shape_at(child, number) for child, number in node.next_functions if child is not None]
+        return all(any(n and n % size == 0 for n in piece) for piece in pieces)
     child, number = node.next_functions[0]
     if child is None:
         return True
@@ -121,7 +122,7 @@ def _keeps_order(node: Node, size: int) -> bool:
 
 def _in_order(index: Any) -> bool:
     """Does an index ask for all rows, in order?"""
-    if not isinstance(index, Tensor):
+    if not isinstance(index, Tensor) or index.dtype is torch.bool:
         return index is None
     flat = index.detach().reshape(-1)
     return bool(torch.equal(flat, torch.arange(len(flat), device=flat.device, dtype=flat.dtype)))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import StateError, StepError
-from ordain.gradients.layout import Layout, batch_size, batch_sizes
+from ordain.errors import StateError, StepError, UnsupportedModuleError
+from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
 from ordain.gradients.sources.backward import Backwards, send, sending
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
@@ -42,7 +42,7 @@ class Pass:
         due: whether it is to be inspected.
         own_layouts: whether its examples may lie in an order that other passes do not have.
         layouts: of its calls, as an inspection showed; None: those of earlier passes.
-        alone: sets of examples that were run alone, and their outputs.
+        alone: runs of some of the examples alone.
         inspection: of its graph, if there is one.
         result: what the source made of it at the end of the backward, or the error that it met.
     """
@@ -54,7 +54,7 @@ class Pass:
     shapes: dict[tuple[nn.Module, int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
     due: bool = False
-    alone: Sequence[tuple[Tensor, Any]] = ()
+    alone: Sequence[Any] = ()
     own_layouts: bool = False
     layouts: dict[Any, dict[int, Layout]] | None = None
     inspection: Any = None
@@ -230,9 +230,15 @@ class Hooks:
         self._pass = None
         if output is None:
             return  # the forward raised
-        found = (output,) if isinstance(output, Tensor) else tree_leaves(output)
-        leaves: list[Any] = [t for t in found if isinstance(t, Tensor) and t.grad_fn is not None]
+        found = (output,) if isinstance(output, Tensor) else tensors_in(output)
+        leaves: list[Any] = [t for t in found if t.grad_fn is not None]
         record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
+        if not leaves and record.shapes:
+            raise UnsupportedModuleError(
+                f"a model whose output ({type(output).__name__}) has no tensor with a gradient",
+                expected="tensors, in lists, dicts or fields of objects",
+                remedy="Return from the model what the loss is computed from, or call the model inside order.ignore().",
+            )
         for leaf in leaves:
             leaf.grad_fn.register_prehook(partial(self._reach_output, record))
         self._listener.forward_ended(record, output, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])

@@ -5,18 +5,36 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
+from ordain.gradients.layout import tensors_in
+from ordain.gradients.sources.graph import Graph
 
 
-def outputs_of_some(model: nn.Module, inputs: Any, chosen: Tensor, batch_dim: int) -> list[Any] | None:
-    """The output leaves for the chosen examples ``[B]`` alone; None if that says nothing (random numbers, an error)."""
+class Alone(NamedTuple):
+    """What a model made of some examples alone.
+
+    Attributes:
+        chosen: ``[B]``, which.
+        outputs: its output leaves, detached; None if random numbers were drawn, so that they say nothing.
+        names: of the nodes of its graph.
+        shapes: of the outputs of each node.
+    """
+
+    chosen: Tensor
+    outputs: list[Any] | None
+    names: tuple[str, ...]
+    shapes: list[list[tuple[int, ...]]]
+
+
+def run_alone(model: nn.Module, inputs: Any, chosen: Tensor, batch_dim: int) -> Alone | None:
+    """Run the chosen examples ``[B]`` alone; None if the model does not take them."""
     places, size = chosen.nonzero()[:, 0], len(chosen)
 
     def cut(leaf: Any) -> Any:
@@ -28,18 +46,21 @@ def outputs_of_some(model: nn.Module, inputs: Any, chosen: Tensor, batch_dim: in
     leaves, spec = tree_flatten(inputs, is_leaf=lambda leaf: isinstance(leaf, list) and len(leaf) == size)
     args, kwargs = tree_unflatten([cut(leaf) for leaf in leaves], spec)
     try:
-        with torch.no_grad(), untouched(model) as drawn:
-            found = tree_leaves(model(*args, **kwargs))
-            return None if drawn() else found
+        with untouched(model) as drawn:
+            found = tensors_in(model(*args, **kwargs))
+            graph = Graph([leaf.grad_fn for leaf in found if leaf.grad_fn is not None], {})
+            outputs = None if drawn() else [leaf.detach() for leaf in found]
+            return Alone(chosen, outputs, graph.names, graph.shapes())
     except Exception:  # a model that takes batches of one size only
         return None
 
 
-def refuse_mixed(output: Any, alone: list[Any], chosen: Tensor) -> None:
+def refuse_mixed(output: Any, alone: Alone) -> None:
     """Raise if outputs of the chosen examples are not what they are ``alone``."""
+    chosen = alone.chosen
     size, some = len(chosen), int(chosen.sum())
-    for one, other in zip(tree_leaves(output), alone, strict=False):
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_floating_point()):
+    for one, other in zip(tensors_in(output), alone.outputs or (), strict=False):
+        if not one.is_floating_point():
             continue
         axes = [
             axis for axis, lengths in enumerate(zip(one.shape, other.shape, strict=False)) if lengths == (size, some)
@@ -64,15 +85,28 @@ def refuse_mixed(output: Any, alone: list[Any], chosen: Tensor) -> None:
 def untouched(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Run a model and leave no trace of it: parameters, buffers, attributes and random generators are put back.
 
-    Gives a function that says whether random numbers were drawn.
+    Attributes that are lists, dicts and sets get their items back. Gives a function that says whether random numbers
+    were drawn.
     """
-    tensors = [(one, one._version, one.detach().clone()) for one in (*model.buffers(), *model.parameters())]
+    tensors = [(one, one.data, one.detach().clone()) for one in (*model.buffers(), *model.parameters())]
     attributes = [(module, dict(module.__dict__)) for module in model.modules()]
+    values = [value for _, entries in attributes for value in entries.values()]
+    containers = [(value, value.copy()) for value in values if isinstance(value, list | dict | set)]
+    generators = [(value, value.get_state()) for value in values if isinstance(value, torch.Generator)]
+    arrays = [
+        (value.bit_generator, value.bit_generator.state) for value in values if isinstance(value, np.random.Generator)
+    ]
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     python, legacy, before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
     def drawn() -> bool:
-        return not torch.equal(before, torch.get_rng_state()) or random.getstate() != python
+        return (
+            not torch.equal(before, torch.get_rng_state())
+            or random.getstate() != python
+            or not all(np.array_equal(a, b) for a, b in zip(legacy, np.random.get_state(), strict=True))  # noqa: NPY002
+            or any(not torch.equal(state, one.get_state()) for one, state in generators)
+            or any(str(bits.state) != str(state) for bits, state in arrays)
+        )
 
     try:
         with torch.random.fork_rng(devices):
@@ -80,11 +114,28 @@ def untouched(model: nn.Module) -> Iterator[Callable[[], bool]]:
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
+        for one, state in generators:
+            one.set_state(state)
+        for bits, numbers in arrays:
+            bits.state = numbers
         for module, entries in attributes:
-            module.__dict__.update(entries)  # first: an interrupt may leave more behind, but nothing out
-            for name in module.__dict__.keys() - entries.keys():
-                del module.__dict__[name]
+            _refill(module.__dict__, entries)
+        for container, items in containers:
+            _refill(container, items)
         with torch.no_grad():
-            for one, version, value in tensors:
-                if one._version != version:
-                    one.copy_(value)
+            for tensor, data, value in tensors:
+                if tensor.data_ptr() != data.data_ptr():
+                    tensor.data = data
+                if not torch.equal(data, value):
+                    data.copy_(value)
+
+
+def _refill(container: Any, items: Any) -> None:
+    """An interrupt may leave more in it than there was, but nothing out."""
+    if isinstance(container, list):
+        container[:] = items
+        return
+    container.update(items)
+    for name in list(container):
+        if name not in items:
+            container.pop(name) if isinstance(container, dict) else container.discard(name)

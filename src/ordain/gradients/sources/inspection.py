@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan, shape_at
+from ordain.gradients.sources.independence import Alone
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -33,6 +34,8 @@ class Inspection:
         size: B.
         batch_dim: of the model's inputs and outputs.
         chosen: sets of examples, ``[B]`` each, to send the gradient of; none to inspect nothing.
+        alone: runs of some of the examples alone, whose graphs show where the examples lie.
+        thorough: whether the sets tell every two examples apart.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
         inspected: called when the gradients of all sets have been sent down.
 
@@ -51,10 +54,12 @@ class Inspection:
         size: int,
         batch_dim: int,
         chosen: Sequence[Tensor],
+        alone: Sequence[Alone],
+        thorough: bool,
         divert: Callable[[Uses | None], None],
         inspected: Callable[[Inspection], None],
     ) -> None:
-        self.size, self.chosen = size, list(chosen)
+        self.size, self.chosen, self.thorough = size, list(chosen), thorough
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
         self.uses: list[Uses] = [{} for _ in chosen]
         self.failed = ""
@@ -68,7 +73,7 @@ class Inspection:
         self._task = -1  # the backward that is running
         self._kept = False  # has a backward through this graph come to its end, and not been collected?
         if chosen:
-            for (node, output), way in _cuts(outputs, size, batch_dim).items():
+            for (node, output), way in _cuts(graph, outputs, size, batch_dim, alone).items():
                 node.register_prehook(partial(self._at_output, self.graph.nodes[node], output, way))
 
     def watch_nodes(self, plan: Plan | None) -> None:
@@ -79,6 +84,11 @@ class Inspection:
         if plan is not None:
             self.rows = Rows(self.graph, plan, self.size)
         self.graph.release()
+
+    @property
+    def blind(self) -> bool:
+        """Has it shown nothing of any layer?"""
+        return bool(self.failed) or not any(self.uses)
 
     @property
     def complete(self) -> bool:
@@ -148,8 +158,11 @@ class Inspection:
                 self.sightings.see(number, output, grad, self._sending)
 
 
-def _cuts(outputs: Sequence[Edge], size: int, batch_dim: int) -> dict[Edge, Layout]:
+def _cuts(
+    graph: Graph, outputs: Sequence[Edge], size: int, batch_dim: int, alone: Sequence[Alone]
+) -> dict[Edge, Layout]:
     """The first edges, from the model's outputs down, that have the examples in a dimension of their own."""
+    shorter = next((run for run in alone if run.names == graph.names), None)
     found: dict[Edge, Layout] = {}
     seen: set[Edge] = set()
     todo = list(outputs)
@@ -161,6 +174,9 @@ def _cuts(outputs: Sequence[Edge], size: int, batch_dim: int) -> dict[Edge, Layo
         node, output = edge
         shape = shape_at(node, output)
         ways = [way for way in layouts(shape, size, batch_dim) if shape[way.axis] == size]
+        if shorter is not None:  # the dimension that got shorter with fewer examples
+            other, some = shorter.shapes[graph.nodes[node]][output], int(shorter.chosen.sum())
+            ways = [way for way in ways if len(other) == len(shape) and other[way.axis] == some]
         if ways and not is_view_of_parameter(node):
             found[edge] = ways[0]
         else:

@@ -8,12 +8,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ordain.errors import GradientError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.graph import Graph, Plan, Sightings
 from ordain.gradients.sources.hooks import Pass
 from ordain.gradients.sources.inspection import Inspection
 
 _TRIES = 32  # batches in which a layer may have no gradient before that counts as its habit
+
+
+class UnseenError(GradientError):
+    """A layer has a gradient, and nothing has shown where its examples lie."""
 
 
 class Knowledge:
@@ -24,6 +29,7 @@ class Knowledge:
         owned: the parameters that each of them answers for.
         params: all of them.
         batch_dim: the batch dimension of the model's inputs.
+        blind: whether the model cannot be inspected at all.
 
     Attributes:
         by_graph: the parameters to be taken from the graph, and why.
@@ -36,10 +42,13 @@ class Knowledge:
         params: Sequence[Tensor],
         *,
         batch_dim: int,
+        blind: bool,
     ) -> None:
-        self._paths, self._owned, self._params, self._batch_dim = paths, owned, params, batch_dim
+        self._paths, self._owned, self._params = paths, owned, params
+        self._batch_dim, self._blind = batch_dim, blind
         self.by_graph: dict[Tensor, str] = {}
         self._layouts: dict[tuple[nn.Module, int], dict[int, Layout]] = {}  # of each call's outputs, as was seen
+        self._folded: set[Any] = set()  # those of them that were seen with several rows an example
         self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
         self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
         self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
@@ -53,9 +62,15 @@ class Knowledge:
     def understands(self, record: Pass) -> bool:
         """Has a pass like this one been inspected, and do the layouts that were seen fit this one?"""
         for call, shapes in record.shapes.items():
-            known = self._layouts.get(call, {})
-            if any(leaf in known and not known[leaf].fits(shape, record.size) for leaf, shape in shapes.items()):
-                return False
+            for leaf, way in self._layouts.get(call, {}).items():
+                shape = shapes.get(leaf)
+                if shape is None:
+                    continue
+                # With one row an example, runs of rows and interleaved rows look the same.
+                if not way.fits(shape, record.size):
+                    return False
+                if shape[way.axis] > record.size > 1 and (call, leaf) not in self._folded:
+                    return False
         return self._signature(record) in self._understood
 
     def _signature(self, record: Pass) -> tuple[Any, ...]:
@@ -76,8 +91,32 @@ class Knowledge:
     def layout(self, record: Pass, module: nn.Module, call: int, leaf: int, grad: Tensor) -> Layout | None:
         """Where the examples lie in an output of a call: as was seen or else, of what a user sees, as is likeliest."""
         known = (self._layouts if record.layouts is None else record.layouts).get((module, call), {})
-        likely = layouts(grad.shape, record.size, self._batch_dim) if leaf >= 0 else ()
-        return known.get(leaf) or next(iter(likely), None)
+        if leaf in known:
+            return known[leaf]
+        likely = layouts(grad.shape, record.size, self._batch_dim) if leaf >= 0 else []
+        if record.size > 1 and len(likely) > 1 and not self._blind and bool(grad.any()):
+            self._refuse_guess(record, module, likely[0], grad)
+        return next(iter(likely), None)
+
+    def _refuse_guess(self, record: Pass, module: nn.Module, likely: Layout, grad: Tensor) -> None:
+        """No inspection has shown where the examples lie: what is likeliest may be wrong."""
+        inspection, path, shape = record.inspection, self._paths[module], tuple(grad.shape)
+        if inspection is None or not inspection.thorough:
+            self._understood.discard(self._signature(record))
+            self._tries[self._signature(record)] = 0
+            raise UnseenError(
+                f"a gradient at {path!r}, which had none when the model was inspected",
+                expected="a pass that is inspected",
+                remedy="The examples of this batch are set aside; the next pass is inspected.",
+            )
+        if inspection.blind and grad.shape[likely.axis] == record.size:
+            return  # compiled or reentrant parts cannot be inspected: a dimension of length B it is
+        raise UnsupportedModuleError(
+            f"an output of {path!r} of shape {shape} in a batch of {record.size}, whose examples cannot be told apart",
+            expected="a gradient that comes by way of the model's outputs",
+            remedy="Return from the model all that the loss is computed from, or leave the layer out with "
+            f"params=lambda name: not name.startswith({path + '.'!r}).",
+        )
 
     def see(self, record: Pass, inspection: Inspection) -> bool:
         """Note where the examples lie in each call's outputs. Has every call had a gradient?"""
@@ -92,15 +131,20 @@ class Knowledge:
         layouts_of = record.layouts = {} if record.own_layouts else self._layouts
         for key, leaf in sightings.seen:
             known, possible = layouts_of.setdefault(key, {}), sightings.possible[key, leaf]
-            if not possible or known.get(leaf, possible[0]) not in possible:
-                shape = tuple(record.shapes[key].get(leaf, ()))
+            shape = tuple(record.shapes[key].get(leaf, ()))
+            moved = bool(possible) and leaf in known and known[leaf] not in possible
+            if moved and shape[known[leaf].axis] > record.size and (key, leaf) not in self._folded:
+                known[leaf], moved = possible[0], False
+            if not possible or moved:
                 problem = "lie elsewhere than in an earlier batch" if possible else "cannot be told apart"
                 known.pop(leaf, None)
                 self.take_from_graph(
                     key[0], f"examples {problem} in the output of {self._paths[key[0]]!r}, of shape {shape}"
                 )
-            elif leaf not in known:
-                known[leaf] = possible[0]
+                continue
+            known.setdefault(leaf, possible[0])
+            if shape[known[leaf].axis] > record.size:
+                self._folded.add((key, leaf))
         return {key for key, _ in sightings.seen} == record.shapes.keys()
 
     def conclude(self, record: Pass, inspection: Inspection, *, seen: bool) -> None:

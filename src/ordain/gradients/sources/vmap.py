@@ -93,6 +93,8 @@ class FuncSource:
                 size=record.size,
                 batch_dim=self._batch_dim,
                 chosen=self._checks.examples(record.size, device=self.like.device, all_apart=False),
+                alone=(),
+                thorough=False,
                 divert=self._hooks.divert,
                 inspected=lambda _: None,
             )
