@@ -147,7 +147,8 @@ def test_gradients_made_by_torch_func_are_made_few_at_a_time() -> None:
 
     model, data = small_model(), Regression(12)
     found = []
-    for source in (FuncSource(model), Scant(model)):
+    for kind in (FuncSource, Scant):
+        source = kind(model)
         cross_entropy(model(data.x), data.y).backward()
         ((batch, _),) = source.collect()
         found.append(batch.rows())

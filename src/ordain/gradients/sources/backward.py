@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,21 @@ def send(on: bool) -> None:
 def sending() -> bool:
     """Is such a gradient on its way? It is nothing to learn from."""
     return getattr(_thread, "sending", False)
+
+
+@contextmanager
+def own_run() -> Iterator[None]:
+    """For a forward that a source makes itself: no source learns from it."""
+    before, _thread.running = running(), True
+    try:
+        yield
+    finally:
+        _thread.running = before
+
+
+def running() -> bool:
+    """Is a source running the model itself?"""
+    return getattr(_thread, "running", False)
 
 
 class Backwards:

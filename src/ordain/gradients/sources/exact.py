@@ -28,6 +28,7 @@ from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
+from ordain.gradients.sources.backward import own_run
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import refuse_mixed, run_alone
@@ -132,7 +133,7 @@ class ExactSource:
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
             (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
-            with self._hooks.ignore(ours=True):
+            with own_run():
                 runs = [run_alone(self._model, inputs, some, self._batch_dim) for some in (half, ~half)]
             record.alone = [run for run in runs if run is not None]
 

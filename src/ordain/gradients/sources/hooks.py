@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ordain.errors import StateError, StepError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
-from ordain.gradients.sources.backward import Backwards, send, sending
+from ordain.gradients.sources.backward import Backwards, running, send, sending
 from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded, is_split
 
@@ -101,7 +101,7 @@ class Hooks:
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = False
-        self._ignoring = False, False  # are forwards ignored, and are they the source's own?
+        self._ignoring = False
         self._ignored = False  # has there been a forward since the last step() that does not count?
         self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
@@ -153,9 +153,9 @@ class Hooks:
             self._stand_by()
 
     @contextmanager
-    def ignore(self, *, ours: bool = False) -> Iterator[None]:
-        """Forwards in here do not count; if they are not ``ours``, the loss may have summands that nobody watches."""
-        before, self._ignoring = self._ignoring, (True, ours)
+    def ignore(self) -> Iterator[None]:
+        """Forwards in here do not count; the loss may have summands then that nobody watches."""
+        before, self._ignoring = self._ignoring, True
         try:
             yield
         finally:
@@ -185,12 +185,11 @@ class Hooks:
     # --- during a forward -------------------------------------------------------------------------
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model is not self._model or not torch.is_grad_enabled():
+        if model is not self._model or running() or not torch.is_grad_enabled():
             return
         self._pass = None
-        ignoring, ours = self._ignoring
-        if ignoring:
-            self._ignored |= not ours
+        if self._ignoring:
+            self._ignored = True
             return
         self._extras.clear()
         self._leave_contexts()
@@ -225,7 +224,7 @@ class Hooks:
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         record = self._pass
-        if record is None or model is not self._model or not torch.is_grad_enabled():
+        if record is None or model is not self._model or running() or not torch.is_grad_enabled():
             return
         self._pass = None
         if output is None:
@@ -244,7 +243,7 @@ class Hooks:
         self._listener.forward_ended(record, output, [(leaf.grad_fn, leaf.output_nr) for leaf in leaves])
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._pass is not None and module in self.paths:
+        if self._pass is not None and module in self.paths and not running():
             context = self._watches[module](module, self.paths[module], args, kwargs)
             self._extras[module] = context.__enter__()
             self._watching[module] = context
@@ -261,7 +260,7 @@ class Hooks:
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         record = self._pass
         # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
-        if record is None or not torch.is_grad_enabled() or module not in self.paths:
+        if record is None or running() or not torch.is_grad_enabled() or module not in self.paths:
             return
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1

@@ -24,6 +24,7 @@ from ordain.gradients.dense import Dense
 from ordain.gradients.memory import few_examples, out_of_memory, shrinking
 from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import Use
+from ordain.gradients.sources.backward import own_run
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
@@ -103,7 +104,7 @@ class FuncSource:
     def backward_ended(self, record: Pass) -> None:
         """Run the model again now: the optimizer may change the weights before step()."""
         try:
-            with undisturbed(), self._hooks.ignore(ours=True):
+            with undisturbed(), own_run():
                 record.result = shrinking(partial(self._gradients, record))
         except Exception as error:  # to be raised by step(), not out of the backward
             record.result = error
