@@ -185,7 +185,8 @@ class ExactSource:
             with undisturbed(), torch.no_grad():
                 record.result = shrinking(partial(self._factored, record))
         except UnseenError as error:
-            warnings.warn(OrdainWarning(str(error)), stacklevel=2)
+            if error.came:
+                warnings.warn(OrdainWarning(str(error)), stacklevel=2)
             nothing = self.like.new_full((record.size, 1, 1), torch.nan)  # not finite: set aside
             record.result = Factored(
                 [(0, Materialized(nothing))], dim=self.dim, size=record.size, scale=1.0, like=self.like

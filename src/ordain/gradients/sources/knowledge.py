@@ -101,11 +101,12 @@ class Knowledge:
     def _refuse_guess(self, record: Pass, module: nn.Module, likely: Layout, grad: Tensor) -> None:
         """No inspection has shown where the examples lie: what is likeliest may be wrong."""
         inspection, path, shape = record.inspection, self._paths[module], tuple(grad.shape)
-        if inspection is None or not inspection.thorough:
+        finite = bool(grad.isfinite().all())  # what is not shows nothing, and is set aside in any case
+        if inspection is None or not inspection.thorough or not finite:
             self._understood.discard(self._signature(record))
             self._tries[self._signature(record)] = 0
             raise UnseenError(
-                f"a gradient at {path!r}, which had none when the model was inspected",
+                f"a gradient at {path!r}, which had none when the model was inspected" if finite else "",
                 expected="a pass that is inspected",
                 remedy="The examples of this batch are set aside; the next pass is inspected.",
             )
