@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from ordain.errors import InputError, OrdainError
+from ordain.gradients.layout import tensors_in
 from ordain.gradients.protocol import Source
 from ordain.gradients.rules import rule_for, watch_for
 from ordain.gradients.sources import SOURCES, ExactSource, source_name
@@ -107,7 +107,7 @@ def validate(
 def _tried(
     model: nn.Module, build: Callable[..., Source], name: str, params: Callable[[str], bool] | None, inputs: Any
 ) -> Validation:
-    """One forward and backward of ``model``, a copy, with a sum for a loss."""
+    """One forward and backward of ``model``, a copy, with the sum of its squared outputs for a loss."""
     model.training = True  # passes of a model in eval() mode do not count; its layers stay as they are
     model.zero_grad()
     source = build(model, params=params, loss_reduction="sum")
@@ -116,7 +116,7 @@ def _tried(
         try:
             args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             output = model(*args, **kwargs) if isinstance(args, tuple) else model(args)
-            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+            leaves = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
             torch.autograd.backward([leaf.square().sum() for leaf in leaves])
             source.collect()
         except OrdainError as error:

@@ -34,7 +34,7 @@ from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import refuse_mixed, run_alone
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
-from ordain.gradients.sources.model_checks import check_reduction, choose
+from ordain.gradients.sources.model_checks import check_reduction, choose, places
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
@@ -63,11 +63,8 @@ class ExactSource:
         self._model, self._batch_dim = model, batch_dim
         self._mean = check_reduction(loss_reduction) == "mean"
         chosen = choose(model, params)
-        self._offsets: dict[Tensor, tuple[int, str]] = {}
-        self.dim = 0
-        for name, p in chosen.items():
-            self._offsets[p] = (self.dim, name)
-            self.dim += p.numel()
+        self._offsets = places(chosen)
+        self.dim = sum(p.numel() for p in self._offsets)
         self._sizes = {offset: p.numel() for p, (offset, _) in self._offsets.items()}
         self._ends = {offset + numel for offset, numel in self._sizes.items()}
         self._dtype = _common_dtype(chosen)

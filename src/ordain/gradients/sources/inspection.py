@@ -2,8 +2,8 @@
 
 When the gradient arrives at the model's output, that of all but some examples is set to zero and sent down the graph
 (which the backward that is running has not used up yet). What arrives at a layer's output shows where its examples
-lie; what arrives at the parameters is what their rows must add up to. Nothing is run again, so a model that draws
-random numbers or counts its calls is none the wiser.
+lie; what arrives at the parameters is what their rows must add up to. Nothing is run again, so random numbers and
+counters of calls do not change.
 """
 
 from __future__ import annotations

@@ -41,6 +41,16 @@ def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, 
     return chosen
 
 
+def places(chosen: dict[str, nn.Parameter]) -> dict[Tensor, tuple[int, str]]:
+    """Each parameter's offset in the flat gradient, and its name."""
+    found: dict[Tensor, tuple[int, str]] = {}
+    offset = 0
+    for name, p in chosen.items():
+        found[p] = offset, name
+        offset += p.numel()
+    return found
+
+
 def like(params: Iterable[Tensor]) -> Tensor:
     """An empty tensor with the dtype and device of gradients of these: float32 at least."""
     several = list(params)

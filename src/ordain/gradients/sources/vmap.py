@@ -29,7 +29,7 @@ from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
-from ordain.gradients.sources.model_checks import check_reduction, choose, like, mixing_modules, refuse_mixing
+from ordain.gradients.sources.model_checks import check_reduction, choose, like, mixing_modules, places, refuse_mixing
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
 
@@ -62,11 +62,8 @@ class FuncSource:
         self._mixing = mixing_modules(model)
         chosen = choose(model, params)
         self._names = list(chosen)
-        self._offsets: dict[Tensor, tuple[int, str]] = {}
-        self.dim = 0
-        for name, p in chosen.items():
-            self._offsets[p] = (self.dim, name)
-            self.dim += p.numel()
+        self._offsets = places(chosen)
+        self.dim = sum(p.numel() for p in self._offsets)
         self.like = like(self._offsets)
         self._checks = SpotChecks()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
