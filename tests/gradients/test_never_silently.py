@@ -58,8 +58,6 @@ class Reads(nn.Module):
     ids=["lstm", "gru", "cell", "linear"],
 )
 def test_the_optimizer_may_step_first(layer: Callable[[], nn.Module], kind: type[Source]) -> None:
-    if kind is FuncSource and isinstance(layer(), nn.RNNBase | nn.RNNCellBase):
-        pytest.skip("torch.func cannot vmap it")
     data, model = Regression(N), Reads(layer()).double()
     optimizer, source = sgd(model, lr=0.5), kind(model)
     for start in range(0, N, B):
@@ -68,6 +66,10 @@ def test_the_optimizer_may_step_first(layer: Callable[[], nn.Module], kind: type
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+        if kind is FuncSource and isinstance(model.layer, nn.RNNBase | nn.RNNCellBase):
+            with pytest.raises(UnsupportedModuleError, match=r"torch\.func cannot vmap"):
+                source.collect()
+            continue
         torch.testing.assert_close(rows_of(source), wanted, rtol=1e-8, atol=1e-12)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ordain.gradients.factored import Placed
+from ordain.gradients.factored import Placed, apart
 from ordain.gradients.param_grads import Materialized, ParamGrads, lay_rows
 
 
@@ -19,7 +19,7 @@ def concat(batches: Sequence[Placed], places: Sequence[Tensor], ratios: Sequence
         ratios: what each rank's gradients are multiplied by, for reductions over batches of different sizes.
     """
     if len({tuple((offset, grads.numel) for offset, grads in batch) for batch in batches if batch}) > 1:
-        batches = [_apart(batch) for batch in batches]  # a bias that one rank has joined to its weight
+        batches = [apart(batch) for batch in batches]  # a bias that one rank has joined to its weight
     by_offset: dict[int, list[ParamGrads | None]] = {}
     for number, batch in enumerate(batches):
         for offset, grads in batch:
@@ -46,13 +46,3 @@ def _joined(several: Sequence[ParamGrads], places: Sequence[Tensor]) -> ParamGra
             parts = [_joined(part, places) for part in zip(*(one.parts() for one in several), strict=True)]
             return type(first).build((), parts, **first.settings())
     return Materialized(lay_rows([one.materialize(0, one.rows) for one in several], places))
-
-
-def _apart(batch: Placed) -> Placed:
-    """Weights and biases apart."""
-    apart: Placed = []
-    for offset, grads in batch:
-        for one in grads.apart():
-            apart.append((offset, one))
-            offset += one.numel
-    return apart
