@@ -19,6 +19,7 @@ class GivenSource:
     def __init__(self, model: nn.Module, *, d: int, whole_units: bool = False, **options: Any) -> None:
         self.model, self.options = model, options
         self.dim, self.whole_units = d, whole_units
+        self.parameters: list[str] = []
         self.like = torch.empty(0, dtype=torch.float64)
         self.waiting: list[Collected] = []
         self.attached = True

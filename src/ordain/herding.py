@@ -88,7 +88,7 @@ def balance(z: Array, *, balancer: Balancer | None = None, order: Any = None, se
     rows, mean = _read(z)
     sigma = _check_order(order, len(rows))
     check_balancer(balancer)
-    signs = _signs(rows, sigma, balancer or Deterministic(), np.zeros_like(mean), seed=_rng.check_seed(seed))
+    signs, _ = _signs(rows, sigma, balancer or Deterministic(), np.zeros_like(mean), seed=_rng.check_seed(seed))
     return _like(z, signs)
 
 
@@ -167,6 +167,7 @@ def herd(
     centering: Centering = "mean",
     order: Any = None,
     seed: int = 0,
+    tolerance: float = 0.0,
     progress: Progress | None = None,
 ) -> Array:
     """Balance, reorder (Algorithm 3), repeat: each round brings Eq. 3 nearer to the balancing bound.
@@ -176,12 +177,14 @@ def herd(
 
     Args:
         z: ``[n, d]``.
-        rounds: how often to balance and reorder.
+        rounds: how often to balance and reorder, at most.
         balancer: :class:`~ordain.balancing.Deterministic` by default.
         centering: ``"mean"`` balances the centred vectors; ``"pair"`` the differences of consecutive
             ones: +1 puts the first of a pair in front and the second at the back, -1 the other way round.
         order: the order to begin from; ``range(n)`` by default.
         seed: for balancers that draw random numbers.
+        tolerance: stop once a round lowers the largest 2-norm of a prefix sum by less than this share, and return the
+            better order of the last two. 0 makes all rounds.
         progress: called with (signs found, signs to find in all).
 
     Returns:
@@ -196,11 +199,12 @@ def herd(
     check_balancer(balancer)
     balancer = balancer or Deterministic()
     seed = _rng.check_seed(seed)
-    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:
-        raise InputError(f"rounds={rounds!r}", expected="an integer >= 0", remedy="Ten rounds are usually enough.")
+    check_rounds(rounds)
     if centering not in ("mean", "pair"):
         raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is the paper's.")
+    _check_tolerance(tolerance, balancer, centering)
     centre, count, number = (None, n // 2, 0) if centering == "pair" else (mean, n, 0)
+    before, bound = sigma, math.inf
 
     def tell(done: int) -> None:
         if progress:
@@ -210,15 +214,36 @@ def herd(
         for attempt in range(_WALK_ATTEMPTS):
             stream = number * _WALK_ATTEMPTS + attempt
             try:
-                signs = _signs(rows, sigma, balancer, centre, seed=seed, stream=stream, tell=tell)
+                signs, largest = _signs(rows, sigma, balancer, centre, seed=seed, stream=stream, tell=tell)
                 break
             except BalancingFailedError:
                 if attempt == _WALK_ATTEMPTS - 1:
                     raise
+        if tolerance and largest > (1.0 - tolerance) * bound:
+            return _like(z, sigma if largest < bound else before)
+        before, bound = sigma, largest
         if centre is None:  # of pairs: an odd last vector gets 0
             signs = np.append(np.stack([signs, -signs], axis=1), np.zeros(n % 2, dtype=np.int8))
         sigma = rearranged(signs, sigma)
     return _like(z, sigma)
+
+
+def check_rounds(rounds: Any) -> int:
+    """Return a number of rounds, or raise."""
+    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:
+        raise InputError(f"rounds={rounds!r}", expected="an integer >= 0", remedy="Ten rounds are usually enough.")
+    return int(rounds)
+
+
+def _check_tolerance(tolerance: Any, balancer: Balancer, centering: str) -> None:
+    if not isinstance(tolerance, (int, float)) or not 0.0 <= tolerance < 1.0:
+        raise InputError(f"tolerance={tolerance!r}", expected="a share from 0 to 1", remedy="0.02 is 2 per cent.")
+    if tolerance and (centering != "mean" or compiled_rule(balancer, n=1, d=1) is None):
+        raise InputError(
+            f"tolerance={tolerance!r} with centering={centering!r} and {balancer!r}",
+            expected="centering='mean' and a balancer of this package",
+            remedy="Leave tolerance out: all rounds are then made.",
+        )
 
 
 def _signs(
@@ -230,9 +255,10 @@ def _signs(
     seed: int,
     stream: int = 0,
     tell: Callable[[int], None] = lambda done: None,
-) -> NDArray[np.int8]:
+) -> tuple[NDArray[np.int8], float]:
     """Signs of the vectors minus ``centre`` or, where that is None, of the differences of consecutive ones.
 
+    And the largest 2-norm of a prefix sum of the vectors minus ``centre``, where a compiled loop finds the signs.
     One pass over the vectors, streamed: on the CPU this beats Gram blocks (``python -m benchmarks herd``).
     """
     d, paired = rows.shape[1], centre is None
@@ -244,6 +270,7 @@ def _signs(
         return z[0::2] - z[1::2] if centre is None else z - centre
 
     state, s, row = balancer.start(), np.zeros(d), np.empty(d)
+    prefix, largest = np.zeros(d), np.zeros(1)
 
     def ask(z: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int8]:
         def sup(signs: NDArray[Any]) -> float:
@@ -266,15 +293,18 @@ def _signs(
 
             mean = np.zeros(d) if centre is None else centre
             into = signs[start:stop]
-            done = stream_signs(rule[0], rows, sigma, start, stop, paired, mean, s, row, u, state, rule[1], into)
+            kind, parameter = rule
+            done = stream_signs(
+                kind, rows, sigma, start, stop, paired, mean, s, row, u, state, parameter, prefix, largest, into
+            )
             if done < 0:
-                raise walk_failure(-1 - done, rule[1])
+                raise walk_failure(-1 - done, parameter)
         else:
             z = vectors(start, stop)
             signs[start:stop] = ask(z, u)
             s += signs[start:stop] @ z
         tell(stop)
-    return signs
+    return signs, math.sqrt(largest[0])
 
 
 def _blocks(count: int, width: int, *, most: int = sys.maxsize) -> Iterator[tuple[int, int]]:

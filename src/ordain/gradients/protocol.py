@@ -114,16 +114,20 @@ class Source(Protocol):
     """Watches a model and yields what its backward passes brought.
 
     Attributes:
-        dim: the length of one gradient.
+        dim: the length of one gradient; None if that is not known before the first batch.
+        parameters: names and shapes of what is ordered by, which a saved state must agree with; empty if not known.
         like: an empty tensor with the dtype and device of the gradients.
         whole_units: whether each row is the gradient of a whole unit (a micro-batch) and not of one example.
         name: what it is called in a saved state: sketches of different sources are not to be mixed.
     """
 
-    dim: int
+    parameters: list[str]
     like: Tensor
     whole_units: bool
     name: str
+
+    @property
+    def dim(self) -> int | None: ...
 
     def attach(self) -> None:
         """Begin to watch the model."""

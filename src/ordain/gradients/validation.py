@@ -16,7 +16,8 @@ from ordain.gradients.layout import tensors_in
 from ordain.gradients.protocol import Source
 from ordain.gradients.rules import rule_for, watch_for
 from ordain.gradients.sources import SOURCES, ExactSource, source_name
-from ordain.gradients.sources.model_checks import choose, problems
+from ordain.gradients.sources.model_checks import problems
+from ordain.gradients.sources.selection import HEAD, Selection, choose, plain, selection
 
 __all__ = ["Row", "Validation", "validate"]
 
@@ -59,7 +60,7 @@ class Validation:
 def validate(
     model: nn.Module,
     *,
-    params: Callable[[str], bool] | None = None,
+    params: Any = None,
     gradients: str | Callable[..., Source] = "exact",
     inputs: Any = None,
 ) -> Validation:
@@ -81,7 +82,8 @@ def validate(
             f"a model of type {type(model).__name__}", expected="a torch.nn.Module", remedy="Write validate(model)."
         )
     model = model.module if isinstance(model, DistributedDataParallel) else model
-    name, chosen = source_name(gradients), choose(model, params)
+    name, params = source_name(gradients), selection(model, params)
+    chosen = choose(model, params)
     found = problems(model, name, params)
     modules = dict(model.named_modules())
     refused = {path: type(modules[path]).__name__ for path, _, _ in found}
@@ -104,9 +106,7 @@ def validate(
     )
 
 
-def _tried(
-    model: nn.Module, build: Callable[..., Source], name: str, params: Callable[[str], bool] | None, inputs: Any
-) -> Validation:
+def _tried(model: nn.Module, build: Callable[..., Source], name: str, params: Selection, inputs: Any) -> Validation:
     """One forward and backward of ``model``, a copy, with the sum of its squared outputs for a loss."""
     model.training = True  # passes of a model in eval() mode do not count; its layers stay as they are
     model.zero_grad()
@@ -123,7 +123,10 @@ def _tried(
             failed.append(str(error))
     by_graph = source.from_graph if isinstance(source, ExactSource) else {}
     rows = []
+    by = {name.rpartition(" [")[0] for name in source.parameters}
     for path, p in choose(model, params).items():
+        if params == HEAD and plain(path) not in by:
+            continue
         how = _OTHERS.get(name) or (f"{_GRAPH} ({by_graph[path]})" if path in by_graph else _RULE)
         rows.append(Row(path, str(list(p.shape)), how if p.grad is not None else "none came in this batch"))
     return Validation(rows, failed)

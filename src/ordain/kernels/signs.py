@@ -132,12 +132,15 @@ def stream_signs(
     u: Floats,
     state: Floats,
     param: float,
+    prefix: Floats,
+    largest: Floats,
     signs: NDArray[np.int8],
 ) -> int:
     """Signs of vectors ``start .. stop`` of dense rows, one pass over memory and no Gram matrix.
 
-    Vector t is z[order[t]] - centre, or z[order[2t]] - z[order[2t+1]] if ``paired``. ``s`` [d] is
-    brought up to date; ``row`` [d] is a scratch buffer for one vector; ``u`` and ``signs`` begin at ``start``.
+    Vector t is z[order[t]] - centre, or z[order[2t]] - z[order[2t+1]] if ``paired``. ``s`` [d] and ``prefix`` [d], the
+    sum of the vectors, are brought up to date, and so is ``largest`` [1], the largest |prefix|^2; ``row`` [d] is a
+    scratch buffer for one vector; ``u`` and ``signs`` begin at ``start``.
     Returns ``stop``, or -1 - t where vector t failed.
     """
     d = z.shape[1]
@@ -156,11 +159,15 @@ def stream_signs(
                 inner += row[j] * s[j]
                 square += row[j] * row[j]
         else:
+            total = 0.0
             for j in range(d):
                 s[j] += sign * row[j]
                 row[j] = z[first, j] - centre[j]
+                prefix[j] += row[j]
                 inner += row[j] * s[j]
                 square += row[j] * row[j]
+                total += prefix[j] * prefix[j]
+            largest[0] = max(largest[0], total)
         sign = decide(kind, inner, square, math.sqrt(max(state[0], 0.0)), False, u[t - start], state, param)
         if sign == UNSURE:
             sup = 0.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ordain import herding
@@ -27,6 +29,7 @@ __all__ = ["Greedy", "Herding"]
 
 Routine = Callable[[Tensor], Any]
 _MEMORY = 2 * 2**30
+_TOLERANCE = 0.02  # a round that lowers the largest prefix sum by less is the last
 
 
 class Herding(Order):
@@ -35,8 +38,9 @@ class Herding(Order):
     Args:
         model: as in :class:`~ordain.GraB`.
         n: as in :class:`~ordain.GraB`.
+        rounds: how often to balance and reorder what was stored, at most: it ends once a round no longer helps.
         routine: takes the stored gradients ``[n, d]`` in visiting order and returns a permutation of
-            their rows; :func:`ordain.herding.herd` by default.
+            their rows, instead of :func:`ordain.herding.herd`.
         memory_limit: bytes that may be stored. n*d numbers are needed: if that is more, it is refused at
             once, with the figure.
         fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
@@ -49,12 +53,14 @@ class Herding(Order):
         model: nn.Module | None,
         n: Any,
         *,
+        rounds: int = 10,
         routine: Routine | None = None,
         memory_limit: int = _MEMORY,
         fresh: bool = False,
         **options: Any,
     ) -> None:
-        self._herding = HerdingLearner(routine or herding.herd, memory_limit=memory_limit, fresh=fresh)
+        herd = partial(herding.herd, rounds=herding.check_rounds(rounds), tolerance=_TOLERANCE)
+        self._herding = HerdingLearner(routine or herd, memory_limit=memory_limit, fresh=fresh)
         super().__init__(n, model=model, learner=self._herding, **options)
 
     def rehearsal(self) -> AbstractContextManager[None]:
@@ -110,30 +116,43 @@ class HerdingLearner:
     def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
         if self._fresh and not self._rehearsing:
             return Decision(slots[:0], np.empty(0, dtype=np.int8))
-        sizes = self._arrangement.sizes(slots)
-        shares, counts = (np.ones(len(slots)), sizes) if whole_units else (1.0 / sizes, np.ones_like(sizes))
-        return shrinking(lambda: self._store(batch, slots, shares, counts))
-
-    def _store(self, batch: Gradients, slots: Indices, shares: Any, counts: Indices) -> Decision:
-        """Add each row's share of its unit's mean gradient; it stands for ``counts`` examples."""
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(len(self._counts), batch.dim, dtype=batch.dtype)
+        single = self._arrangement.units.group == 1
+        store = self._write if single and batch.device.type == "cpu" else partial(self._add, whole_units=whole_units)
+        lost, bad = shrinking(partial(store, self._stored, batch, slots))
+        # Seen: a place other than UNSEEN. There are no signs here.
+        decision = Decision(slots if single else slots[:0], np.ones(len(slots) * single, dtype=np.int8))
+        return decision if not bad else decision.with_aside(lost, bad)
+
+    def _write(self, stored: Tensor, batch: Gradients, slots: Indices) -> tuple[Indices, int]:
+        """Each row to its place: in turn, in one piece. Returns those that are not finite, and how many."""
+        first, size = int(slots[0]), len(slots)
+        in_turn = int(slots[-1]) - first == size - 1 and bool((slots[1:] > slots[:-1]).all())
+        rows = batch.rows(out=stored[first : first + size]) if in_turn else batch.rows()
+        good = _finite(rows)
+        if not in_turn:
+            stored[torch.from_numpy(slots)] = rows
+        self._counts[slots] = 1
+        if good is None:
+            return slots[:0], 0
+        stored[torch.from_numpy(slots[~good])] = 0.0
+        self._counts[slots[~good]] = 0
+        return slots[~good], int((~good).sum())
+
+    def _add(self, stored: Tensor, batch: Gradients, slots: Indices, *, whole_units: bool) -> tuple[Indices, int]:
+        """The same for each row's share of its unit's mean gradient."""
+        sizes = self._arrangement.sizes(slots)
+        shares, counts = (np.ones(len(slots)), sizes) if whole_units else (1.0 / sizes, np.ones_like(sizes))
         like = torch.empty(0, dtype=batch.dtype, device=batch.device)
         rows = batch.rows(out=scratch(batch.size, batch.dim, like=like, name="stored"))
         rows = rows.mul_(torch.from_numpy(shares).to(rows)[:, None]).cpu()
-        lost, bad = slots[:0], 0
-        least, most = rows.aminmax()
-        if not (least >= -herding.LARGEST and most <= herding.LARGEST):  # as NaN is not, nor can any routine take more
-            squares = rows.double().square_().sum(dim=1).numpy()
-            good = squares <= herding.LARGEST**2
-            lost, bad = np.unique(slots[~good]), int((~good).sum())
-            slots, rows, counts = slots[good], rows[torch.from_numpy(good)], counts[good]
-        self._stored.index_add_(0, torch.from_numpy(slots), rows)
-        np.add.at(self._counts, slots, counts)
-        # Seen: a place other than UNSEEN. There are no signs here.
-        seen = slots if self._arrangement.units.group == 1 else slots[:0]
-        return Decision(seen, np.ones(len(seen), dtype=np.int8)).with_aside(lost, bad)
+        good = _finite(rows)
+        kept = np.ones(len(slots), dtype=bool) if good is None else good
+        stored.index_add_(0, torch.from_numpy(slots[kept]), rows[torch.from_numpy(kept)])
+        np.add.at(self._counts, slots[kept], counts[kept])
+        return np.unique(slots[~kept]), int((~kept).sum())
 
     def choose(self) -> Indices:
         return self._arrangement.order if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
@@ -237,3 +256,12 @@ class HerdingLearner:
 
     def marks(self) -> Indices:
         return self._counts
+
+
+def _finite(rows: Tensor) -> NDArray[np.bool_] | None:
+    """Which rows are finite, and no larger than a routine can take; None if all are."""
+    least, most = rows.aminmax()
+    if least >= -herding.LARGEST and most <= herding.LARGEST:  # as NaN is not
+        return None
+    good: NDArray[np.bool_] = rows.double().square_().sum(dim=1).numpy() <= herding.LARGEST**2
+    return good

@@ -18,7 +18,7 @@ from ordain import _rng
 from ordain._context import undisturbed
 from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients
-from ordain.gradients.sources import Claim, claim, source_for
+from ordain.gradients.sources import HEAD, Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Collect, Coordinator, Observed
 from ordain.orders.cursor import Cursor
@@ -32,7 +32,6 @@ from ordain.orders.saved_state import (
     check_identity,
     check_model,
     converted,
-    parameters_of,
 )
 from ordain.orders.schedule import Schedule, check_schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
@@ -67,7 +66,9 @@ class Order:
         gradients: how ``step()`` gets per-example gradients: ``"exact"`` from the ordinary backward, ``"func"``
             by torch.func, ``"microbatch"`` from one backward for each unit; or a function that builds a
             :class:`~ordain.gradients.Source`.
-        params: order by these parameters only, as a test of their names.
+        params: order by these parameters only: ``"head"``, the last linear layer that the model calls (found at the
+            first batch); names of parameters or modules; modules; or a test of a parameter's name. What comes before
+            them in the model may then be anything: see docs/gradients.md.
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
         sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
@@ -94,7 +95,7 @@ class Order:
         schedule: Schedule | None = None,
         model: nn.Module | None = None,
         gradients: str | Callable[..., Source] = "exact",
-        params: Callable[[str], bool] | None = None,
+        params: Any = None,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         sketch: int | None = None,
@@ -128,9 +129,10 @@ class Order:
         self._identity = {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
         self._identity |= self._view.identity | extra
         self._source: Source | None = None
+        self._head = params == HEAD
         self._detached = False
         self._claim: Claim | None = None
-        self._watched: tuple[list[str], torch.dtype] | None = None  # what is saved and checked of a model
+        self._watched: tuple[list[str], torch.dtype] | None = None  # of a model that was: names and dtype
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -151,7 +153,6 @@ class Order:
                         self._source = source_for(
                             model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
                         )
-                    self._watched = parameters_of(model, params), self._source.like.dtype
                     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
                     self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
                 self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
@@ -287,6 +288,7 @@ class Order:
     def detach(self) -> None:
         """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
         if self._source is not None:
+            self._watched = self._facts()
             self._source.detach()
             if self._claim is not None:
                 self._claim.give_up()
@@ -304,8 +306,8 @@ class Order:
         state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
             return state
-        if self._watched is not None:
-            parameters, dtype = self._watched
+        if (facts := self._facts()) is not None:
+            parameters, dtype = facts
             state |= {"parameters": list(parameters), "dtype": str(dtype)}
         return (
             state
@@ -323,8 +325,8 @@ class Order:
         self._cursor.check(state)
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
-        if self._watched is not None:
-            check_model(state, *self._watched)
+        if (facts := self._facts()) is not None:
+            check_model(state, *facts)
         self._cursor.load(state)
         if not self._learns:
             return
@@ -345,6 +347,9 @@ class Order:
 
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
+        if self._head:
+            facts = self._facts()
+            more += ", params='head'" + (f" ({', '.join(facts[0])})" if facts else "")
         return f"{type(self).__name__}(n={self.n}{more}, seed={self.seed})"
 
     # --- learning ---------------------------------------------------------------------------------
@@ -405,8 +410,7 @@ class Order:
                 arrangement.places[decision.slots] = decision.places
                 if decision.not_finite:
                     arrangement.note_not_finite(decision.not_finite, cursor.epoch)
-            if self._source is None:  # gradients of a model are all of one length
-                self._intake.confirm()
+            self._intake.confirm()
         cursor.take(observed.count, named=named)
 
     def _slots(self, count: int, indices: Any) -> Indices:
@@ -445,8 +449,6 @@ class Order:
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
-        if self._intake.sketch is None:
-            return batches
         return [Collected(self._intake.take(batch.gradients), batch.examples) for batch in batches]
 
     def _given(self, grads: Any) -> Collected:
@@ -495,6 +497,12 @@ class Order:
             (self._source.attach if self._learning else self._source.detach)()
         if ended:
             self._learner.release()
+
+    def _facts(self) -> tuple[list[str], torch.dtype] | None:
+        """What is saved and checked of the model; None if there is none, or nothing is known of it yet."""
+        if self._source is None or not self._source.parameters:
+            return self._watched
+        return self._source.parameters, self._source.like.dtype
 
     def _observed(self) -> int | None:
         return self._arrangement.observed()

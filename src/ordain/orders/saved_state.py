@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from ordain.balancing.state import broken, described, is_plain
 from ordain.errors import StateError
@@ -19,7 +17,6 @@ from ordain.errors import StateError
 STATE_VERSION = 3
 State = dict[str, Any]
 _OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
-_WRAPPERS = r"(_orig_mod|_checkpoint_wrapped_module)\."  # in names, of torch.compile and of checkpointing
 
 
 def converted(state: Any) -> Any:
@@ -69,12 +66,6 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
                 expected=f"{name}={value!r}",
                 remedy="Build the order with the arguments it was saved under.",
             )
-
-
-def parameters_of(model: nn.Module, params: Callable[[str], bool] | None) -> list[str]:
-    """The names and shapes of what is ordered by, as they are without torch.compile or checkpointing around a layer."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
-    return [f"{re.sub(_WRAPPERS, '', name)} {list(p.shape)}" for name, p in found.items()]
 
 
 def check_model(state: State, parameters: list[str], dtype: torch.dtype) -> None:

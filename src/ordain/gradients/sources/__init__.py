@@ -14,9 +14,20 @@ from ordain.gradients.protocol import Source
 from ordain.gradients.sources.exact import ExactSource
 from ordain.gradients.sources.microbatch import MicrobatchSource
 from ordain.gradients.sources.model_checks import problems
+from ordain.gradients.sources.selection import HEAD, selection
 from ordain.gradients.sources.vmap import FuncSource
 
-__all__ = ["SOURCES", "Claim", "ExactSource", "FuncSource", "MicrobatchSource", "claim", "source_for", "source_name"]
+__all__ = [
+    "HEAD",
+    "SOURCES",
+    "Claim",
+    "ExactSource",
+    "FuncSource",
+    "MicrobatchSource",
+    "claim",
+    "source_for",
+    "source_name",
+]
 
 SOURCES: dict[str, Callable[..., Source]] = {
     "exact": ExactSource,
@@ -29,11 +40,17 @@ def source_for(
     model: nn.Module,
     gradients: str | Callable[..., Source],
     *,
-    params: Callable[[str], bool] | None = None,
+    params: Any = None,
     **options: Any,
 ) -> Source:
     """The source that ``gradients=`` names, or builds: ``gradients(model, **options)``."""
-    name = source_name(gradients)
+    name, params = source_name(gradients), selection(model, params)
+    if params == HEAD and name != "exact":
+        raise InputError(
+            f"params='head' with gradients={gradients!r}",
+            expected="gradients='exact', which sees the layers that are called",
+            remedy="Name the layer instead: params='fc', for example.",
+        )
     for _, error, certain in problems(model, name, params):
         if certain:
             raise error

@@ -8,8 +8,9 @@ at each layer, and what their rows must add up to. A parameter whose rows do not
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,9 +35,12 @@ from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import refuse_mixed, run_alone
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
-from ordain.gradients.sources.model_checks import check_reduction, choose, places
+from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
+from ordain.gradients.sources.selection import HEAD, Selection, choose, described, head_of, places
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
+
+_log = logging.getLogger("ordain")
 
 
 class ExactSource:
@@ -44,7 +48,8 @@ class ExactSource:
 
     Args:
         model: called once for each batch.
-        params: which trainable parameters to order by, as a test of their names; all by default.
+        params: which trainable parameters to order by. Of a model that is not ordered by as a whole, what comes before
+            those parameters may be anything.
         loss_reduction: how the loss reduces over the examples of a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
     """
@@ -56,39 +61,48 @@ class ExactSource:
         self,
         model: nn.Module,
         *,
-        params: Callable[[str], bool] | None = None,
+        params: Selection = None,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
     ) -> None:
         self._model, self._batch_dim = model, batch_dim
         self._mean = check_reduction(loss_reduction) == "mean"
+        self._whole = params is None
+        self._mixing = mixing_modules(model) if self._whole else []
         chosen = choose(model, params)
+        self._checks = SpotChecks()
+        self._hooks = Hooks(model, chosen.values(), batch_dim=batch_dim, listener=self)
+        self._searching = params == HEAD  # until a forward shows which layer comes last
+        self._order_by(chosen)
+        self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
+        self.ignore = self._hooks.ignore
+        self.attach()
+
+    def _order_by(self, chosen: Mapping[str, nn.Parameter]) -> None:
+        """Lay these parameters out, one after the other, and know nothing yet of the modules that own them."""
         self._offsets = places(chosen)
-        self.dim = sum(p.numel() for p in self._offsets)
+        self._size = sum(p.numel() for p in self._offsets)
+        self.dim = None if self._searching else self._size
+        self.parameters = [] if self._searching else described(chosen)
         self._sizes = {offset: p.numel() for p, (offset, _) in self._offsets.items()}
         self._ends = {offset + numel for offset, numel in self._sizes.items()}
         self._dtype = _common_dtype(chosen)
-        self._others = {p for p in model.parameters() if p not in self._offsets}  # left out, or not trainable at first
+        self._others = {p for p in self._model.parameters() if p not in self._offsets}  # left out, or not trainable yet
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._split = any(is_split(p) for p in self._offsets)
-        self._checks = SpotChecks()
-        self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self)
         self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
         self._owned = {  # a rule that watches its module answers for submodules
             module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
             for module in self._hooks.paths
         }
         self._known = Knowledge(
-            self._hooks.paths, self._owned, list(self._offsets), batch_dim=batch_dim, blind=self._split
+            self._hooks.paths, self._owned, list(self._offsets), batch_dim=self._batch_dim, blind=self._split
         )
         self._by_graph = self._known.by_graph
         for module, path in self._hooks.paths.items():
             if module not in self._rules:
                 self._known.take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (recurrent, cell))
-        self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
-        self.ignore = self._hooks.ignore
-        self.attach()
 
     @property
     def from_graph(self) -> dict[str, str]:
@@ -122,10 +136,13 @@ class ExactSource:
 
     def forward_began(self, record: Pass, inputs: Any) -> None:
         """Now and then, run some of the examples alone to see whether the others make a difference."""
+        if self._mixing:
+            refuse_mixing(self._mixing)
         record.due = self._checks.due()
-        if record.due:
+        if record.due and not self._searching:
             self._hooks.ask()
-        if not record.due or not record.sizes or self._split:
+        # What comes before the parameters may mix examples, if not all of the model is ordered by.
+        if not record.due or not record.sizes or self._split or not self._whole:
             return
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
@@ -136,6 +153,8 @@ class ExactSource:
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
+        if self._searching and record.shapes:
+            self._take_head(record)
         alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
         try:
             for run in alone:
@@ -174,6 +193,15 @@ class ExactSource:
             record.inspection.watch_nodes(plan)
         graph.release()
 
+    def _take_head(self, record: Pass) -> None:
+        calls = [(module, shapes) for (module, _), shapes in record.shapes.items()]
+        head, self._searching = head_of(self._model, calls, record.size), False
+        self._hooks.narrow(head, record)
+        own = set(head.parameters(recurse=False))
+        self._order_by({name: p for name, p in choose(self._model, HEAD).items() if p in own})
+        count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        _log.info("ordering by %r, %s of %s parameters", self._hooks.paths[head], f"{self._size:,}", f"{count:,}")
+
     def backward_ended(self, record: Pass) -> None:
         """Take what is needed of the layers now: the optimizer may change the weights before step()."""
         if record.inspection is not None:
@@ -186,7 +214,7 @@ class ExactSource:
                 warnings.warn(OrdainWarning(str(error)), stacklevel=2)
             nothing = self.like.new_full((record.size, 1, 1), torch.nan)  # not finite: set aside
             record.result = Factored(
-                [(0, Materialized(nothing))], dim=self.dim, size=record.size, scale=1.0, like=self.like
+                [(0, Materialized(nothing))], dim=self._size, size=record.size, scale=1.0, like=self.like
             )
         except Exception as error:  # to be raised by step(), not out of the backward
             record.result = error
@@ -240,7 +268,7 @@ class ExactSource:
         if isinstance(record.result, Exception):
             raise record.result
         if not record.size:
-            return Factored([], dim=self.dim, size=0, scale=1.0, like=self.like)
+            return Factored([], dim=self._size, size=0, scale=1.0, like=self.like)
         found: dict[int, list[ParamGrads]] = {}  # by offset
         for module, uses in record.reached.items():
             self._apply_rule(record, module, uses, found)
@@ -293,7 +321,7 @@ class ExactSource:
             if offset + grads.numel not in self._ends or grads.numel < self._sizes[offset]:
                 raise self._resized(offset, grads.numel)
         scale = float(size) if self._mean else 1.0
-        return Factored(placed, dim=self.dim, size=size, scale=scale, like=self.like)
+        return Factored(placed, dim=self._size, size=size, scale=scale, like=self.like)
 
     def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
         ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
@@ -325,14 +353,14 @@ class ExactSource:
             path, _, last = name.rpartition(".")
             p = module.get_submodule(path)._parameters.get(last)
         if p is None:
-            return -self.dim
+            return -self._size
         part = self._hooks.sharded.part(p)
         if not part.requires_grad or part in self._by_graph:
-            return -self.dim
+            return -self._size
         place = self._offsets.get(part)
         if place is None:
             self._refuse_new([part])
-            return -self.dim
+            return -self._size
         return place[0]
 
     def _resized(self, offset: int, numel: int) -> StateError:

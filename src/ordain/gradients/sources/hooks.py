@@ -22,7 +22,6 @@ from ordain.errors import StateError, StepError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
 from ordain.gradients.sources.backward import Backwards, running, send, sending
-from ordain.gradients.sources.model_checks import mixing_modules, refuse_mixing
 from ordain.gradients.sources.sharded import Sharded, is_split
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -103,7 +102,6 @@ class Hooks:
         self.coarse = False
         self._ignoring = False
         self._ignored = False  # has there been a forward since the last step() that does not count?
-        self._mixing = [] if whole else mixing_modules(model)
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
@@ -135,6 +133,19 @@ class Hooks:
                 self._handles.append(module.register_forward_hook(self._stop, always_call=True))
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
+
+    def narrow(self, module: nn.Module, record: Pass) -> None:
+        """From here on watch one of the modules alone; ``record`` is of a forward that has just ended."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.paths = {module: self.paths[module]}
+        own = set(module.parameters(recurse=False))
+        self._params = {p: None for p in self._params if p in own}
+        self._first = next(iter(self._params))
+        record.calls = {module: record.calls[module]}
+        record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] is module}
+        self.attach()
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""
@@ -209,8 +220,6 @@ class Hooks:
             self._arrived = {}  # of backwards that were not watched
         if self._arrived is not None:
             self._stand_by()  # what was frozen when it was asked for may not be any more
-        if self._mixing:
-            refuse_mixing(self._mixing)
         if len(self._ready) >= _MOST_PASSES:
             raise StepError(
                 f"{_MOST_PASSES} backward passes since the last step()",
@@ -304,7 +313,7 @@ class Hooks:
         grads: tuple[Tensor | None, ...],
     ) -> None:
         grad = grads[number]
-        if grad is None:
+        if grad is None or module not in self.paths:
             return
         if sending():
             if self._diverted is None:

@@ -6,7 +6,6 @@ the unit that is ordered. With one example a micro-batch it is the slow way to o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,8 @@ from ordain.gradients.dense import Dense
 from ordain.gradients.protocol import Collected
 from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.model_checks import check_reduction, choose, like
+from ordain.gradients.sources.model_checks import check_reduction, like
+from ordain.gradients.sources.selection import Selection, choose, described
 
 
 class MicrobatchSource:
@@ -25,7 +25,7 @@ class MicrobatchSource:
 
     Args:
         model: called once for each micro-batch.
-        params: which trainable parameters to order by, as a test of their names; all by default.
+        params: which trainable parameters to order by.
         loss_reduction: under ``"sum"`` the gradient is divided by the number of examples.
         batch_dim: the batch dimension of the model's inputs.
     """
@@ -37,13 +37,14 @@ class MicrobatchSource:
         self,
         model: nn.Module,
         *,
-        params: Callable[[str], bool] | None = None,
+        params: Selection = None,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
     ) -> None:
         self._sum = check_reduction(loss_reduction) == "sum"
         self._model, self._batch_dim = model, batch_dim
         chosen = choose(model, params)
+        self.parameters = described(chosen)
         self.dim = sum(p.numel() for p in chosen.values())
         self._params = list(chosen.values())
         self.like = like(self._params)

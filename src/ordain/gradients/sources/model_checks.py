@@ -1,4 +1,4 @@
-"""Checks that every source makes first: parameters to order by, how the loss reduces, layers that mix examples."""
+"""Checks that every source makes first: how the loss reduces, layers that mix examples."""
 
 from __future__ import annotations
 
@@ -9,46 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedParameter
 
 from ordain.errors import InputError, UnsupportedModuleError
 from ordain.gradients.rules.embedding import refuse_options
+from ordain.gradients.sources.selection import Selection, choose
 from ordain.gradients.sources.sharded import refuse_sharded, refuse_wrapped
-
-
-def choose(model: nn.Module, params: Callable[[str], bool] | None) -> dict[str, nn.Parameter]:
-    """The trainable parameters that pass the test, by name."""
-    if params is not None and not callable(params):
-        raise InputError(
-            f"params={params!r}",
-            expected="a test of a parameter's name",
-            remedy="Write params=lambda name: name.startswith('head'), for example.",
-        )
-    for name, p in model.named_parameters():
-        if isinstance(p, UninitializedParameter) or p.is_complex():
-            raise InputError(
-                f"parameter {name!r}, which is {'complex' if p.is_complex() else 'not initialised yet'}",
-                expected="real parameters with a shape",
-                remedy="Run one batch through a lazy module first; complex parameters are not supported.",
-            )
-    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and (params is None or params(name))}
-    if not chosen:
-        raise InputError(
-            "a model with no trainable parameter to order by",
-            expected="at least one parameter with requires_grad",
-            remedy="Check params= and requires_grad, or pass model=None and call observe().",
-        )
-    return chosen
-
-
-def places(chosen: dict[str, nn.Parameter]) -> dict[Tensor, tuple[int, str]]:
-    """Each parameter's offset in the flat gradient, and its name."""
-    found: dict[Tensor, tuple[int, str]] = {}
-    offset = 0
-    for name, p in chosen.items():
-        found[p] = offset, name
-        offset += p.numel()
-    return found
 
 
 def like(params: Iterable[Tensor]) -> Tensor:
@@ -110,7 +75,7 @@ class Problem(NamedTuple):
     certain: bool = True
 
 
-def problems(model: nn.Module, gradients: str, params: Callable[[str], bool] | None) -> list[Problem]:
+def problems(model: nn.Module, gradients: str, params: Selection) -> list[Problem]:
     """What a source will refuse; ``gradients`` is its name, or empty for one from elsewhere."""
     checks: list[tuple[str, Callable[..., None], tuple[Any, ...], bool]] = [
         ("", refuse_wrapped, (model,), True),
@@ -124,7 +89,7 @@ def problems(model: nn.Module, gradients: str, params: Callable[[str], bool] | N
         for path, module in model.named_modules():
             if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight in chosen:
                 checks.append((path, refuse_options, (module, path, options), True))
-    if gradients in ("exact", "func"):
+    if gradients == "func" or (gradients == "exact" and params is None):
         checks += [(path, refuse_mixing, ([(path, module)],), False) for path, module in mixing_modules(model)]
     found = [(path, _refusal(check, *args), certain) for path, check, args, certain in checks]
     return [Problem(path, error, certain) for path, error, certain in found if error is not None]

@@ -7,7 +7,7 @@ backward, and ``[chunk, d]`` memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,8 @@ from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
-from ordain.gradients.sources.model_checks import check_reduction, choose, like, mixing_modules, places, refuse_mixing
+from ordain.gradients.sources.model_checks import check_reduction, like, mixing_modules, refuse_mixing
+from ordain.gradients.sources.selection import Selection, choose, described, places
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
 
@@ -38,7 +39,7 @@ class FuncSource:
 
     Args:
         model: called once for each batch.
-        params: which trainable parameters to order by, as a test of their names; all by default.
+        params: which trainable parameters to order by.
         loss_reduction: how the loss reduces over the examples of a batch. Under ``"mean"`` a backward
             gives each example 1/B of its gradient, which is undone here.
         batch_dim: the batch dimension of the model's inputs.
@@ -52,7 +53,7 @@ class FuncSource:
         self,
         model: nn.Module,
         *,
-        params: Callable[[str], bool] | None = None,
+        params: Selection = None,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         chunk_size: int | None = None,
@@ -61,6 +62,7 @@ class FuncSource:
         self._model, self._batch_dim, self._chunk_size = model, batch_dim, chunk_size
         self._mixing = mixing_modules(model)
         chosen = choose(model, params)
+        self.parameters = described(chosen)
         self._names = list(chosen)
         self._offsets = places(chosen)
         self.dim = sum(p.numel() for p in self._offsets)

@@ -1,0 +1,135 @@
+"""Which parameters to order by: all, some that are named, or those of the last linear layer."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from ordain.errors import InputError
+from ordain.gradients.rules import rule_for
+from ordain.gradients.rules.linear import linear, transposed_linear
+
+HEAD: Literal["head"] = "head"
+Selection = Callable[[str], bool] | Literal["head"] | None  # a test of names; the last linear layer; all
+_WRAPPERS = r"(_orig_mod|_checkpoint_wrapped_module)\."  # in names, of torch.compile and of checkpointing
+_VOCABULARY = 4  # an output layer is one over a vocabulary if it is so many times wider than its input
+
+
+def plain(name: str) -> str:
+    """A parameter's name as it is without torch.compile or checkpointing around a layer."""
+    return re.sub(_WRAPPERS, "", name)
+
+
+def selection(model: nn.Module, params: Any) -> Selection:
+    """What a user passes as ``params=``: see :class:`~ordain.Order`."""
+    if params is None or params == HEAD or (callable(params) and not isinstance(params, nn.Module)):
+        return params  # type: ignore[no-any-return]
+    several = [params] if isinstance(params, (str, nn.Module)) else params
+    if not isinstance(several, Sequence) or {isinstance(one, (str, nn.Module)) for one in several} != {True}:
+        raise InputError(
+            f"params={params!r}",
+            expected="'head', names of parameters or of modules, modules, or a test of a parameter's name",
+            remedy="Write params='fc', params=['fc1', 'fc2'], params=model.fc or "
+            "params=lambda name: name.startswith('fc'), for example.",
+        )
+    return frozenset(name for one in several for name in _named(model, one)).__contains__
+
+
+def _named(model: nn.Module, one: str | nn.Module) -> list[str]:
+    """The names of the parameters that a name, or a module, stands for."""
+    if isinstance(one, nn.Module):
+        own = set(one.parameters())
+        found = [name for name, p in model.named_parameters() if p in own]
+        came, names = f"params= with a {type(one).__name__} that has no parameter of the model", []
+    else:
+        prefix = one.rstrip(".")
+        found = [name for name, _ in model.named_parameters() if f"{plain(name)}.".startswith(prefix + ".")]
+        came, names = f"params={one!r}, which the model does not have", [name for name, _ in model.named_modules()]
+        names += [name for name, _ in model.named_parameters()]
+    if not found:
+        near = difflib.get_close_matches(str(one), names, n=1)
+        raise InputError(
+            came,
+            expected="a parameter's or module's name, as in model.named_modules()",
+            remedy=f"Did you mean {near[0]!r}?" if near else "Print [name for name, _ in model.named_modules()].",
+        )
+    return found
+
+
+def choose(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
+    """The trainable parameters to order by, by name; for the head, those of all layers that it may be."""
+    if params is not None and params != HEAD and not callable(params):
+        selection(model, params)  # says what is wrong with it
+    for name, p in model.named_parameters():
+        if isinstance(p, UninitializedParameter) or p.is_complex():
+            raise InputError(
+                f"parameter {name!r}, which is {'complex' if p.is_complex() else 'not initialised yet'}",
+                expected="real parameters with a shape",
+                remedy="Run one batch through a lazy module first; complex parameters are not supported.",
+            )
+    if params == HEAD:
+        return _of_linear_layers(model)
+    test = params if callable(params) else None
+    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and (test is None or test(name))}
+    if not chosen:
+        raise InputError(
+            "a model with no trainable parameter to order by",
+            expected="at least one parameter with requires_grad",
+            remedy="Check params= and requires_grad, or pass model=None and call observe().",
+        )
+    return chosen
+
+
+def _of_linear_layers(model: nn.Module) -> dict[str, nn.Parameter]:
+    own = {p for module in model.modules() if is_linear(module) for p in module.parameters(recurse=False)}
+    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and p in own}
+    if not chosen:
+        raise InputError(
+            "params='head' with a model that has no linear layer to train",
+            expected="a torch.nn.Linear with requires_grad",
+            remedy="Name the layer to order by: params='conv2', for example.",
+        )
+    return chosen
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether this is a linear layer with a weight to train."""
+    return rule_for(module) in (linear, transposed_linear) and any(
+        p.requires_grad for p in module.parameters(recurse=False)
+    )
+
+
+def head_of(model: nn.Module, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int) -> nn.Module:
+    """The last linear layer that was called, of these calls with their output shapes, in a batch of ``size``.
+
+    A language model's output layer (a row for each word and position, often tied to the embedding) is the dearest of
+    all: the layer before it is taken instead.
+    """
+    called = list(calls)
+    tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module, shapes in reversed(called):
+        rows, cols = module.weight.shape if rule_for(module) is linear else module.weight.T.shape  # type: ignore
+        positions = any(len(shape) > 2 or shape[0] > size for shape in shapes.values())
+        if module.weight not in tied and not (positions and rows > _VOCABULARY * cols):
+            return module
+    return called[-1][0]
+
+
+def described(chosen: Mapping[str, Tensor]) -> list[str]:
+    """Names and shapes, for a state to say what it belongs to."""
+    return [f"{plain(name)} {list(p.shape)}" for name, p in chosen.items()]
+
+
+def places(chosen: Mapping[str, nn.Parameter]) -> dict[Tensor, tuple[int, str]]:
+    """Each parameter's offset in the flat gradient, and its name."""
+    found: dict[Tensor, tuple[int, str]] = {}
+    offset = 0
+    for name, p in chosen.items():
+        found[p] = offset, name
+        offset += p.numel()
+    return found
