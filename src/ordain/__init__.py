@@ -15,6 +15,7 @@ from ordain.checkpoint import load, save
 from ordain.gradients.validation import validate
 from ordain.orders import (
     Always,
+    Every,
     FixedOrder,
     FlipFlop,
     GraB,
@@ -34,6 +35,7 @@ __all__ = [
     "Always",
     "Balancer",
     "Deterministic",
+    "Every",
     "FixedOrder",
     "FlipFlop",
     "GraB",

@@ -38,13 +38,15 @@ from hypothesis.stateful import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ordain import FixedOrder, GraB
+from ordain import Every, FixedOrder, GraB
 from ordain.errors import GradientError, StepError
 
 SEQUENCES = settings(max_examples=max(200, settings.default.max_examples), stateful_step_count=30)
 UNITS: dict[str, Callable[[int], Any]] = {
     "grab-units": lambda n: GraB(None, n, group=3),
     "grab-pair-units": lambda n: GraB(None, n, centering="pair", group=2),
+    "grab-every-second": lambda n: GraB(None, n, learn=Every(2)),
+    "grab-pair-later": lambda n: GraB(None, n, centering="pair", learn=lambda epoch: epoch in (1, 2, 4)),
     "fixed": lambda n: FixedOrder(np.random.default_rng(n).permutation(n)),
 }
 
@@ -63,7 +65,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def blind(self) -> bool:
-        return not hasattr(self.order, "_places")
+        return "places" not in self.order.state_dict()
 
     def fresh(self) -> Any:
         raise NotImplementedError

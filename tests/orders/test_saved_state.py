@@ -135,7 +135,7 @@ def test_what_was_passed_over_is_saved_by_orders_that_see_nothing() -> None:
             next(indices)
         order.skip(first)
         state = order.state_dict()
-        assert (state["touched"], state["uncounted"], state["taken"]) == (True, True, 0)
+        assert (state["touched"], state["uncounted"], state["taken"]) == (True, False, first)
         other.load_state_dict(reloaded(state))
         assert listed(other.state_dict()) == listed(state)
         assert list(other.sampler) == list(order.sampler) == order.history(1).tolist()

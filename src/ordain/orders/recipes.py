@@ -15,7 +15,7 @@ from ordain.orders.oblivious import FlipFlop, RandomReshuffling, ShuffleOnce, Wi
 from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.order import Order
-from ordain.orders.schedule import Until
+from ordain.orders.schedule import Every, Until
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ ORDERS: dict[str, Recipe] = {
         Recipe("grab-pair", "GraB, pairs", partial(GraB, centering="pair")),
         Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
-        Recipe("grab-1step", "1-step GraB", partial(GraB, schedule=Until(1))),
+        Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1))),
+        Recipe("grab-lazy", "GraB, every third epoch", partial(GraB, learn=Every(3, after=2))),
     )
 }
