@@ -50,7 +50,7 @@ def reference_orders(
     seed: int = 0,
     learn: Schedule = Always(),  # noqa: B008
 ) -> list[list[int]]:
-    """The orders of ``epochs`` epochs from reference.py, one gradient at a time; it sees those of learned epochs only."""
+    """The orders of ``epochs`` epochs from reference.py, one gradient at a time; only learned epochs are seen."""
     n = len(first)
     count = n // 2 if paired else n
     book: Any = (reference.PairGraB if paired else reference.GraB)(first, d)
@@ -108,7 +108,13 @@ def run_epoch(order: Order, field: Callable[[int, int], np.ndarray], epoch: int,
 
 
 def build(name: str, n: int, *, seed: int = 0, model: nn.Module | None = None) -> Order:
-    return ORDERS[name].build(model, n, seed=seed)
+    labels = {"labels": labels_of(n)} if ORDERS[name].needs_labels else {}
+    return ORDERS[name].build(model, n, seed=seed, **labels)
+
+
+def labels_of(n: int) -> np.ndarray:
+    """Three classes of different sizes."""
+    return np.minimum(np.arange(n) % 6, 2)
 
 
 def reloaded(state: Any) -> Any:

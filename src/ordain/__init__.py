@@ -25,6 +25,7 @@ from ordain.orders import (
     RandomReshuffling,
     Schedule,
     ShuffleOnce,
+    Stratified,
     Until,
     WithReplacement,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Schedule",
     "SelfBalancingWalk",
     "ShuffleOnce",
+    "Stratified",
     "Until",
     "WithReplacement",
     "__version__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ def test_a_learned_epoch_goes_on_from_the_last_learned_one(balancer: str, center
     found = run(order, field, epochs, batch_size=4)
     assert found == reference_orders(field, found[0], d, epochs, paired=centering == "pair", seed=2, **options)
     assert found == [order.history(epoch).tolist() for epoch in range(epochs + 1)]
-    changed = [one != other for one, other in zip(found, found[1:], strict=False)]
+    changed = [one != other for one, other in pairwise(found)]
     assert changed == [LEARN[learn](epoch) for epoch in range(epochs)]
 
 
@@ -171,7 +172,18 @@ def test_stored_gradients_are_herded_after_learned_epochs(learn: str) -> None:
 
 def test_history_and_retraining() -> None:
     n = 15
-    for name in ("grab", "grab-pair", "grab-1step", "grab-lazy", "greedy", "herding", "rr", "flipflop", "so", "replacement"):
+    for name in (
+        "grab",
+        "grab-pair",
+        "grab-1step",
+        "grab-lazy",
+        "greedy",
+        "herding",
+        "rr",
+        "flipflop",
+        "so",
+        "replacement",
+    ):
         order = build(name, n)
         orders = run(order, gradient_field(n, 4), 5, batch_size=4)
         assert [order.history(epoch).tolist() for epoch in range(6)] == orders, name  # never off by one

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers import reloaded
+from helpers import batches, gradient_field, reloaded, run, run_epoch
 from runs import BATCH, EPOCHS, STEPS, N, Run, linear
 from torch.utils.data import BatchSampler, DataLoader
 from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
 
 import ordain
-from ordain import GraB, RandomReshuffling
+from ordain import Every, GraB, Herding, RandomReshuffling, SelfBalancingWalk
 from ordain.errors import StateError
 from ordain.orders import ORDERS, Order
 
@@ -43,6 +44,40 @@ def test_resumed_at_any_step_with_a_plain_loader(name: str) -> None:
     for stop in range(1, STEPS * EPOCHS):
         saved = Run(name).go(stop).saved
         check(Run(name).load(saved).go(), whole, stop)
+
+
+LEARN = Every(2)
+SCHEDULED: dict[str, Callable[[], Order]] = {
+    "mean": lambda: GraB(None, N, learn=LEARN),
+    "units": lambda: GraB(None, N, learn=LEARN, group=3),
+    "walk": lambda: GraB(None, N, learn=LEARN, balancer=SelfBalancingWalk(c=5.0)),
+    "pair": lambda: GraB(None, N, learn=LEARN, centering="pair"),
+    "herding": lambda: Herding(None, N, learn=LEARN),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_resumed_at_any_step_of_epochs_that_learn_or_do_not(name: str) -> None:
+    """Also without vectors, where there are none to lose: between learned epochs, if no mean is kept."""
+    field, epochs = gradient_field(N, 3), 5
+    whole = run(SCHEDULED[name](), field, epochs, batch_size=BATCH)
+    for epoch, steps in itertools.product(range(epochs), range(1, STEPS + 1)):
+        order = SCHEDULED[name]()
+        for before in range(epoch):
+            run_epoch(order, field, before, BATCH)
+        for batch in itertools.islice(batches(order, BATCH), steps):
+            order.observe(np.stack([field(i, epoch) for i in batch]))
+        small = name in ("pair", "herding") and not LEARN(epoch)
+        for vectors in (True, False) if small else (True,):
+            other = SCHEDULED[name]()
+            other.load_state_dict(reloaded(order.state_dict(vectors=vectors)))
+            assert other.resume() == epoch + (steps == STEPS)
+            rest = [] if steps == STEPS else run_epoch(other, field, epoch, BATCH)
+            assert rest == whole[epoch][steps * BATCH :]
+            for after in range(epoch + 1, epochs):
+                assert run_epoch(other, field, after, BATCH) == whole[after]
+            assert list(other.sampler) == whole[epochs]
+            assert [other.history(one).tolist() for one in range(epochs + 1)] == whole
 
 
 @pytest.mark.parametrize("name", ["grab", "grab-pair", "grab-walk"])

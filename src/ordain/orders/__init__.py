@@ -7,6 +7,7 @@ from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.order import Order
 from ordain.orders.recipes import ORDERS, Recipe
 from ordain.orders.schedule import Always, Every, Schedule, Until
+from ordain.orders.stratified import Stratified
 
 __all__ = [
     "ORDERS",
@@ -23,6 +24,7 @@ __all__ = [
     "Recipe",
     "Schedule",
     "ShuffleOnce",
+    "Stratified",
     "Until",
     "WithReplacement",
 ]
