@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ordain import Deterministic, KernelHalving, SelfBalancingWalk, _rng, reference
+from ordain import Always, Deterministic, KernelHalving, Schedule, SelfBalancingWalk, _rng, reference
 from ordain.balancing import Balancer
 from ordain.orders import ORDERS, Order
 
@@ -48,13 +48,17 @@ def reference_orders(
     paired: bool,
     balancer: Balancer,
     seed: int = 0,
+    learn: Schedule = Always(),  # noqa: B008
 ) -> list[list[int]]:
-    """The orders of ``epochs`` epochs from reference.py, one gradient at a time."""
+    """The orders of ``epochs`` epochs from reference.py, one gradient at a time; only learned epochs are seen."""
     n = len(first)
     count = n // 2 if paired else n
     book: Any = (reference.PairGraB if paired else reference.GraB)(first, d)
     orders = [list(first)]
     for epoch in range(epochs):
+        if not learn(epoch):
+            orders.append(orders[-1])
+            continue
         book.rule = reference_rule(balancer, count, d)
         u = _rng.uniforms(n, seed=seed, stream=epoch)
         for t, index in enumerate(orders[-1]):
@@ -104,7 +108,13 @@ def run_epoch(order: Order, field: Callable[[int, int], np.ndarray], epoch: int,
 
 
 def build(name: str, n: int, *, seed: int = 0, model: nn.Module | None = None) -> Order:
-    return ORDERS[name].build(model, n, seed=seed)
+    labels = {"labels": labels_of(n)} if ORDERS[name].needs_labels else {}
+    return ORDERS[name].build(model, n, seed=seed, **labels)
+
+
+def labels_of(n: int) -> np.ndarray:
+    """Three classes of different sizes."""
+    return np.minimum(np.arange(n) % 6, 2)
 
 
 def reloaded(state: Any) -> Any:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from helpers import Regression, reloaded, small_model
+from helpers import build as build_order
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-
-from ordain.orders import ORDERS
 
 N, BATCH, EPOCHS = 11, 3, 3
 STEPS = -(-N // BATCH)  # an epoch
@@ -43,7 +42,7 @@ class Run:
         self.model = build()
         self.dtype = next(self.model.parameters()).dtype
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.order = ORDERS[name].build(self.model, N, seed=1)
+        self.order = build_order(name, N, seed=1, model=self.model)
         kind: Any = StatefulDataLoader if stateful else DataLoader
         options = {"batch_size": BATCH, "sampler": self.order.sampler} | loader
         self.loader = kind(Indexed(N), **options)

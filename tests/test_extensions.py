@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from given_source import GivenSource
-from helpers import batches, gradient_field, is_permutation, reloaded, run, run_epoch
+from helpers import batches, gradient_field, is_permutation, reloaded, run, run_epoch, same_state
 from torch import nn
 
-from ordain import Balancer, Deterministic, GraB, Order, Schedule, Until, herding
+from ordain import Balancer, Deterministic, Every, GraB, Order, Schedule, Until, herding
 from ordain.balancing import Decision
 from ordain.errors import InputError, StateError
 from ordain.gradients import Gradients
@@ -143,22 +145,23 @@ def test_a_source_from_outside(centering: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Every:
-    """Learn in epochs 0, k, 2k, ..."""
+class Multiples:
+    """Learn in epochs 0, k, 2k, ... of the first ``epochs``."""
 
     k: int
+    epochs: int
 
-    def learns(self, epoch: int) -> bool:
+    def __call__(self, epoch: int) -> bool:
         return epoch % self.k == 0
 
     def ends(self, epoch: int) -> bool:
-        return False
+        return epoch >= self.epochs
 
 
 def test_a_schedule_says_in_which_epochs_to_learn() -> None:
-    assert isinstance(Every(2), Schedule)
+    assert isinstance(Multiples(2, 9), Schedule)
     field = gradient_field(N, DIM)
-    order = GraB(nn.Linear(1, 1), N, gradients=GivenSource.of(d=DIM), schedule=Every(2))
+    order = GraB(nn.Linear(1, 1), N, gradients=GivenSource.of(d=DIM), learn=Multiples(2, 9))
     source, attached = GivenSource.last, []
     for epoch in range(6):
         for batch in batches(order, 4):
@@ -178,26 +181,66 @@ def test_a_schedule_says_in_which_epochs_to_learn() -> None:
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
-def test_a_schedule_is_saved_and_resumed(stop: int) -> None:
+@pytest.mark.parametrize("learn", [Multiples(3, 9), lambda epoch: epoch % 3 == 0])
+def test_a_schedule_is_saved_and_resumed(learn: Any, stop: int) -> None:
     field = gradient_field(N, DIM)
-    whole = GraB(None, N, schedule=Every(3))
+    whole = GraB(None, N, learn=learn)
     wanted = run(whole, field, 7, batch_size=4)
-    order = GraB(None, N, schedule=Every(3))
+    assert wanted == run(GraB(None, N, learn=Every(3)), field, 7, batch_size=4)
+    order = GraB(None, N, learn=learn)
     for epoch in range(stop):
         run_epoch(order, field, epoch, 4)
-    other = GraB(None, N, schedule=Every(3))
+    other = GraB(None, N, learn=learn)
     other.load_state_dict(reloaded(order.state_dict()))
     for epoch in range(stop, 7):
         assert run_epoch(other, field, epoch, 4) == wanted[epoch]
     assert [other.history(epoch).tolist() for epoch in range(7)] == wanted[:7]
-    with pytest.raises(StateError, match=r"schedule='Every\(k=3\)'; expected schedule='Until\(epochs=3\)'"):
-        GraB(None, N, schedule=Until(3)).load_state_dict(order.state_dict())
+    with pytest.raises(StateError, match=r"learn='(Multiples\(k=3, epochs=9\)|<lambda>)'; expected learn='Until\("):
+        GraB(None, N, learn=Until(3)).load_state_dict(order.state_dict())
 
 
-@pytest.mark.parametrize("bad", ["always", Every, 3])
+def test_the_saved_name_of_a_schedule_is_no_address() -> None:
+    """Each process has its own: the state could not be loaded in another."""
+
+    class Nameless:
+        def __call__(self, epoch: int) -> bool:
+            return True
+
+    def functions() -> list[Any]:
+        def even(epoch: int) -> bool:
+            return epoch % 2 == 0
+
+        return [even, lambda epoch: True, partial(operator.lt, 2), Nameless(), Nameless().__call__, Until(2)]
+
+    for learn, same in zip(functions(), functions(), strict=True):
+        saved = GraB(None, N, learn=learn).state_dict()["learn"]
+        assert "0x" not in saved
+        assert saved == GraB(None, N, learn=same).state_dict()["learn"]
+        assert any(name in saved for name in ("even", "lambda", "partial", "Nameless", "Until(epochs=2)"))
+
+
+@pytest.mark.parametrize("bad", ["always", Multiples, Every, 3, lambda epoch: epoch, lambda epoch: None])
 def test_what_is_no_schedule_is_refused(bad: Any) -> None:
-    with pytest.raises(InputError, match="schedule="):
-        GraB(None, N, schedule=bad)
+    with pytest.raises(InputError, match="learn="):
+        GraB(None, N, learn=bad)
+
+
+def test_a_schedule_that_fails_later_changes_nothing() -> None:
+    field = gradient_field(N, DIM)
+    order = GraB(None, N, learn=lambda epoch: True if epoch < 2 else "no")
+    wanted = run(GraB(None, N), field, 1, batch_size=4)
+    for epoch in range(2):
+        assert run_epoch(order, field, epoch, 4) == wanted[epoch]
+    before = order.state_dict()
+    for _ in range(2):
+        with pytest.raises(InputError, match="the answer 'no' for epoch 2; expected True or False"):
+            next(iter(order.sampler))
+        assert same_state(order.state_dict(), before)
+    fresh = GraB(None, N, learn=lambda epoch: True if epoch < 2 else "no")
+    start = fresh.state_dict()
+    with pytest.raises(InputError, match="epoch 2"):
+        fresh.load_state_dict(before | {"epoch": 2})
+    assert same_state(fresh.state_dict(), start)
 
 
 # --- an order -------------------------------------------------------------------------------------

@@ -261,3 +261,23 @@ def test_one_vector_is_trivial() -> None:
     one = np.array([[3.0, 4.0]])
     assert herd(one).tolist() == greedy(one).tolist() == herd(one, centering="pair").tolist() == [0]
     assert herding_objective(one) == 0
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.2, 0.4])
+@pytest.mark.parametrize("d", [2, 30])
+def test_rounds_end_when_they_no_longer_help(d: int, tolerance: float) -> None:
+    z = np.random.default_rng(d).normal(size=(400, d))
+    found = herd(z, rounds=20, tolerance=tolerance)
+    assert found.tolist() == reference.herd(z, rounds=20, tolerance=tolerance)
+    orders = [herd(z, rounds=rounds) for rounds in range(20)]
+    norms = [herding_objective(z, order, norm=2) for order in orders]
+    last = next(r for r in range(1, 20) if norms[r] > (1 - tolerance) * norms[r - 1])
+    assert herding_objective(z, found, norm=2) == min(norms[: last + 1]) < norms[0] / 2
+
+
+def test_a_tolerance_needs_the_norms_of_prefix_sums() -> None:
+    z = np.ones((4, 2))
+    with pytest.raises(InputError, match="tolerance=1.5"):
+        herd(z, tolerance=1.5)
+    with pytest.raises(InputError, match="centering='pair'"):
+        herd(z, tolerance=0.1, centering="pair")

@@ -15,6 +15,7 @@ from ordain.checkpoint import load, save
 from ordain.gradients.validation import validate
 from ordain.orders import (
     Always,
+    Every,
     FixedOrder,
     FlipFlop,
     GraB,
@@ -24,6 +25,7 @@ from ordain.orders import (
     RandomReshuffling,
     Schedule,
     ShuffleOnce,
+    Stratified,
     Until,
     WithReplacement,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "Always",
     "Balancer",
     "Deterministic",
+    "Every",
     "FixedOrder",
     "FlipFlop",
     "GraB",
@@ -45,6 +48,7 @@ __all__ = [
     "Schedule",
     "SelfBalancingWalk",
     "ShuffleOnce",
+    "Stratified",
     "Until",
     "WithReplacement",
     "__version__",

@@ -102,11 +102,16 @@ def balance(z: Iterable[Vector], rule: Rule, u: Sequence[float] | None = None) -
     return signs
 
 
-def herd(z: NDArray[Any], *, rounds: int = 10) -> Order:
-    """Algorithm 3 repeated, with Algorithm 5's signs."""
+def herd(z: NDArray[Any], *, rounds: int = 10, tolerance: float = 0.0) -> Order:
+    """Algorithm 3 repeated, with Algorithm 5's signs, until a round lowers the largest prefix sum by less."""
     centred = z - z.sum(axis=0) / len(z)
     order = list(range(len(z)))
+    before, bound = order, math.inf
     for _ in range(rounds):
+        largest = herding_objective(z, order, norm=2)
+        if tolerance and largest > (1.0 - tolerance) * bound:
+            return order if largest < bound else before
+        before, bound = order, largest
         signs = balance((centred[i] for i in order), deterministic)
         assert signs is not None
         order = reorder(signs, order)

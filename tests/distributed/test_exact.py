@@ -12,7 +12,7 @@ from thread_ranks import ThreadRanks, run_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ordain import GraB, SelfBalancingWalk
+from ordain import Every, GraB, SelfBalancingWalk
 from ordain.distributed import Distributed
 
 MODELS = {
@@ -70,6 +70,7 @@ def a_rank(ranks: ThreadRanks, make: Any, n: int, batch: int, epochs: int, **opt
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"centering": "pair"}, {"balancer": SelfBalancingWalk(c=2.0)}, {"group": 3}]
+OPTIONS += [{"learn": Every(2)}, {"learn": Every(2), "centering": "pair"}]
 SIZES = [(1, 20, 4), (2, 24, 4), (3, 30, 3), (4, 32, 3), (2, 22, 3)]  # W, n, B
 CASES = [(kind, options, SIZES[1]) for kind in MODELS for options in OPTIONS]
 CASES += [("mlp", options, size) for options in OPTIONS for size in SIZES if size != SIZES[1]]

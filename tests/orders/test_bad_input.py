@@ -234,7 +234,7 @@ def test_states_of_another_order_are_refused_and_change_nothing() -> None:
         "order='GraB'.*expected order='Herding'": Herding(None, n, seed=1),
         "group=1.*expected group=2": GraB(None, n, seed=1, group=2),
         "centering='mean'.*expected centering='pair'": GraB(None, n, seed=1, centering="pair"),
-        r"schedule='Always\(\)'.*expected schedule='Until\(epochs=1\)'": GraB(None, n, seed=1, freeze_after=1),
+        r"learn='Always\(\)'.*expected learn='Until\(epochs=1\)'": GraB(None, n, seed=1, freeze_after=1),
     }
     for message, other in others.items():
         before = other.state_dict()

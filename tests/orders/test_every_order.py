@@ -42,7 +42,7 @@ def test_deterministic_from_its_seed(name: str, n: int) -> None:
     assert all(len(epoch) == n for epoch in first)
 
 
-@pytest.mark.parametrize("name", PERMUTATIONS)
+@pytest.mark.parametrize("name", [name for name in PERMUTATIONS if not ORDERS[name].needs_labels])
 def test_same_seed_same_first_epoch(name: str) -> None:
     assert list(build(name, 50, seed=3).sampler) == list(build("rr", 50, seed=3).sampler)
 
@@ -69,7 +69,7 @@ def train(
     """The five-line loop; returns the orders and the final weights."""
     data = Regression(n)
     model = small_model()
-    order = ORDERS[name].build(model, data, seed=1)
+    order = build(name, n, seed=1, model=model)
     loader = DataLoader(data, batch_size=5, sampler=order.sampler, num_workers=workers, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(epochs):

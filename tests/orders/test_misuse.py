@@ -90,7 +90,7 @@ class Gaps:
     def __repr__(self) -> str:
         return "Gaps()"
 
-    def learns(self, epoch: int) -> bool:
+    def __call__(self, epoch: int) -> bool:
         return epoch in (1, 3)
 
     def ends(self, epoch: int) -> bool:
@@ -101,7 +101,7 @@ def test_a_state_from_before_the_schedule_ended() -> None:
     """Loaded into an order that has stopped, it learns again where the schedule says so."""
     model = nn.Linear(3, 2)
     x, y = torch.randn(8, 3), torch.arange(8) % 2
-    order = GraB(model, 8, schedule=Gaps())
+    order = GraB(model, 8, learn=Gaps())
 
     def epoch() -> list[int]:
         drawn = list(order.sampler)

@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import weakref
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from faulty_run import plain_hooks
 from helpers import is_permutation
 from torch import Tensor, nn
 
-from ordain import GraB, Herding, RandomReshuffling, Until
+from ordain import Every, GraB, Herding, RandomReshuffling, Until
 from ordain.errors import OrdainWarning, StepError, UnsupportedModuleError
 
 N = 8
@@ -103,23 +104,37 @@ def test_orders_that_watch_nothing_are_not_in_the_way() -> None:
 
 
 def test_an_old_order_does_not_come_back_in_a_later_epoch() -> None:
-    class Later:
-        def learns(self, epoch: int) -> bool:
-            return epoch % 2 == 0
-
-        def ends(self, epoch: int) -> bool:
-            return False
-
     model = small()
-    first = GraB(model, N, schedule=Later())
+    first = GraB(model, N, learn=Every(2))
     epoch(model, first)
     epoch(model, first)
     with pytest.warns(OrdainWarning, match="another order"):
-        GraB(model, N, schedule=Until(3))
+        GraB(model, N, learn=Until(3))
     hooks = plain_hooks(model)
     list(first.sampler)
     assert first.epoch == 2
     assert plain_hooks(model) == hooks
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("learn", [Every(2), Every(3, after=2), Until(1), lambda epoch: epoch == 1])
+def test_the_model_is_as_it_was_in_epochs_that_do_not_learn(learn: Any, source: str) -> None:
+    """No hook of any kind, not in the first epoch either, nor after a state was loaded."""
+    model = small()
+    plain = plain_hooks(model)
+    order = GraB(model, N, gradients=source, group=4 if source == "microbatch" else 1, learn=learn)
+    assert learn(0) or plain_hooks(model) == plain
+    for number in range(5):
+        for at in (0, 4):
+            batch = list(islice(order.sampler, 4))
+            assert (plain_hooks(model) != plain) == learn(number)
+            nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
+            order.step()
+            order.load_state_dict(order.state_dict())
+            order.resume(at + 4)
+    assert order.epoch == 4
+    order.detach()
+    assert plain_hooks(model) == plain
 
 
 # --- saved and copied -------------------------------------------------------------------------------

@@ -10,7 +10,17 @@ from helpers import Regression, small_model
 from torch.utils.data import BatchSampler, DataLoader
 
 import ordain
-from ordain import FixedOrder, FlipFlop, GraB, Greedy, Herding, RandomReshuffling, ShuffleOnce, WithReplacement
+from ordain import (
+    FixedOrder,
+    FlipFlop,
+    GraB,
+    Greedy,
+    Herding,
+    RandomReshuffling,
+    ShuffleOnce,
+    Stratified,
+    WithReplacement,
+)
 from ordain.errors import InputError, OrdainError
 from ordain.orders import ORDERS, Order
 
@@ -38,7 +48,7 @@ def test_the_nearest_option_is_named(make: Any, message: str) -> None:
     assert isinstance(caught.value, TypeError)  # as Python's own would be
 
 
-@pytest.mark.parametrize("kind", [RandomReshuffling, ShuffleOnce, FlipFlop, WithReplacement, FixedOrder])
+@pytest.mark.parametrize("kind", [RandomReshuffling, ShuffleOnce, FlipFlop, WithReplacement, FixedOrder, Stratified])
 def test_orders_that_list_all_their_options_leave_it_to_python(kind: Any) -> None:
     assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values())
     with pytest.raises(TypeError, match=f"{kind.__name__}.*sead"):
@@ -48,7 +58,8 @@ def test_orders_that_list_all_their_options_leave_it_to_python(kind: Any) -> Non
 def test_options_of_orders_that_learn_are_nothing_to_those_that_do_not() -> None:
     """A comparison builds all of them alike."""
     for recipe in ORDERS.values():
-        recipe.build(None, N, seed=1, loss_reduction="sum", sketch=None).detach()
+        labels = {"labels": [0] * N} if recipe.needs_labels else {}
+        recipe.build(None, N, seed=1, loss_reduction="sum", sketch=None, **labels).detach()
 
 
 @pytest.mark.parametrize("make", [lambda: GraB(None, N), lambda: RandomReshuffling(N)])

@@ -38,14 +38,28 @@ from hypothesis.stateful import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ordain import FixedOrder, GraB
+from ordain import Always, Every, FixedOrder, GraB, Schedule, Until
 from ordain.errors import GradientError, StepError
 
 SEQUENCES = settings(max_examples=max(200, settings.default.max_examples), stateful_step_count=30)
 UNITS: dict[str, Callable[[int], Any]] = {
     "grab-units": lambda n: GraB(None, n, group=3),
     "grab-pair-units": lambda n: GraB(None, n, centering="pair", group=2),
+    "grab-every-second": lambda n: GraB(None, n, learn=Every(2)),
+    "grab-pair-later": lambda n: GraB(None, n, centering="pair", learn=later),
     "fixed": lambda n: FixedOrder(np.random.default_rng(n).permutation(n)),
+}
+
+
+def later(epoch: int) -> bool:
+    return epoch in (1, 2, 4)
+
+
+LEARN: dict[str, Schedule] = {  # of the orders above, where it is not Always()
+    "grab-1step": Until(1),
+    "grab-lazy": Every(3, after=2),
+    "grab-every-second": Every(2),
+    "grab-pair-later": later,
 }
 
 
@@ -55,6 +69,7 @@ class Machine(RuleBasedStateMachine):
     n: int
     order: Any  # the subject
     shadow: Any
+    schedule: Schedule
 
     def start(self) -> None:
         self.pending: list[int] = []  # drawn, and neither observed nor passed over
@@ -63,7 +78,11 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def blind(self) -> bool:
-        return not hasattr(self.order, "_places")
+        return "places" not in self.order.state_dict()
+
+    @property
+    def learning(self) -> bool:
+        return not self.blind and self.schedule(self.order.epoch)
 
     def fresh(self) -> Any:
         raise NotImplementedError
@@ -103,8 +122,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def save_and_load(self) -> None:
-        if self.passes is None and getattr(self.order, "frozen", False):
-            return  # it sees no gradients any more: between passes its state does not know that one is done
         state = self.order.state_dict()
         self.order.detach()
         self.order = self.fresh()
@@ -133,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         for name, vector in (mine.get("vectors") or {}).items():
             assert torch.isfinite(vector).all()
             torch.testing.assert_close(vector, other["vectors"][name], rtol=1e-6, atol=1e-9)
-        if not self.blind and not getattr(self.order, "frozen", False):
+        if not self.blind:
             assert torch.equal(mine["places"], other["places"])
 
     def teardown(self) -> None:
@@ -155,7 +172,7 @@ class Observed(Machine):
 
     @initialize(name=st.sampled_from([*PERMUTATIONS, *UNITS]), n=st.integers(1, 11))
     def begin(self, name: str, n: int) -> None:
-        self.n, self.name = n, name
+        self.n, self.name, self.schedule = n, name, LEARN.get(name, Always())
         self.field = gradient_field(n, 3)
         self.order, self.shadow = self.fresh(), self.fresh()
         self.start()
@@ -183,7 +200,7 @@ class Observed(Machine):
         self.shadow.observe(rows)
         del self.pending[: len(rows)]
 
-    @precondition(lambda self: not self.blind and not getattr(self.order, "frozen", False))
+    @precondition(lambda self: self.learning)
     @rule(kind=st.sampled_from(["length", "too many", "integers"]))
     def refused(self, kind: str) -> None:
         """Nothing may change: the shadow is not told."""
@@ -209,17 +226,22 @@ class Observed(Machine):
 class Trained(Machine):
     """Gradients out of a model's backward, which may fail at any stage."""
 
-    @initialize(centering=st.sampled_from(["mean", "pair"]), n=st.integers(2, 11), deep=st.booleans())
-    def begin(self, centering: Any, n: int, deep: bool) -> None:
+    @initialize(
+        centering=st.sampled_from(["mean", "pair"]),
+        n=st.integers(2, 11),
+        deep=st.booleans(),
+        schedule=st.sampled_from([Always(), Every(2), later]),
+    )
+    def begin(self, centering: Any, n: int, deep: bool, schedule: Schedule) -> None:
         torch.manual_seed(0)
         layers = [nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)] if deep else [nn.Linear(5, 3)]
-        self.n, self.centering = n, centering
+        self.n, self.centering, self.schedule = n, centering, schedule
         self.model, self.data = nn.Sequential(*layers).double(), Regression(n)
-        self.order, self.shadow = self.fresh(), GraB(None, n, centering=centering)
+        self.order, self.shadow = self.fresh(), GraB(None, n, centering=centering, learn=schedule)
         self.start()
 
     def fresh(self) -> Any:
-        return GraB(self.model, self.n, centering=self.centering)
+        return GraB(self.model, self.n, centering=self.centering, learn=self.schedule)
 
     def loss(self, batch: list[int]) -> torch.Tensor:
         return cross_entropy(self.model(self.data.x[batch]), self.data.y[batch])
@@ -282,6 +304,7 @@ class Trained(Machine):
         else:
             self.loss(self.pending)
 
+    @precondition(lambda self: self.learning)
     @rule()
     def step_out_of_turn(self) -> None:
         with pytest.raises(StepError, match="no new gradients"):

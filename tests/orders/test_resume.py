@@ -6,27 +6,28 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers import batches, gradient_field, reloaded, run, run_epoch
 from runs import BATCH, EPOCHS, STEPS, N, Run, linear
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
 
 import ordain
-from ordain import GraB, RandomReshuffling
+from ordain import Every, GraB, Herding, RandomReshuffling, SelfBalancingWalk
 from ordain.errors import StateError
-from ordain.orders import ORDERS
+from ordain.orders import ORDERS, Order
 
-# Orders whose step() does not say how many examples it was: the blind ones, and GraB once it is frozen.
-TOLD = {"rr", "so", "flipflop", "replacement", "grab-1step"}
-
-
-def done_after(steps: int) -> int:
-    """How many examples of its epoch a run has trained on after ``steps`` steps."""
-    return min(((steps - 1) % STEPS + 1) * BATCH, N)
+# Orders that look at no gradients (in some epochs): their step() does not see how many examples it was.
+BLIND: dict[str, Callable[[], Order]] = {
+    "rr": lambda: RandomReshuffling(N),
+    "grab": lambda: GraB(None, N, learn=lambda epoch: False),
+}
 
 
 def check(found: Run, whole: Run, steps: int) -> None:
@@ -42,7 +43,41 @@ def test_resumed_at_any_step_with_a_plain_loader(name: str) -> None:
     assert len(whole.seen) == N * EPOCHS
     for stop in range(1, STEPS * EPOCHS):
         saved = Run(name).go(stop).saved
-        check(Run(name).load(saved, done=done_after(stop) if name in TOLD else None).go(), whole, stop)
+        check(Run(name).load(saved).go(), whole, stop)
+
+
+LEARN = Every(2)
+SCHEDULED: dict[str, Callable[[], Order]] = {
+    "mean": lambda: GraB(None, N, learn=LEARN),
+    "units": lambda: GraB(None, N, learn=LEARN, group=3),
+    "walk": lambda: GraB(None, N, learn=LEARN, balancer=SelfBalancingWalk(c=5.0)),
+    "pair": lambda: GraB(None, N, learn=LEARN, centering="pair"),
+    "herding": lambda: Herding(None, N, learn=LEARN),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_resumed_at_any_step_of_epochs_that_learn_or_do_not(name: str) -> None:
+    """Also without vectors, where there are none to lose: between learned epochs, if no mean is kept."""
+    field, epochs = gradient_field(N, 3), 5
+    whole = run(SCHEDULED[name](), field, epochs, batch_size=BATCH)
+    for epoch, steps in itertools.product(range(epochs), range(1, STEPS + 1)):
+        order = SCHEDULED[name]()
+        for before in range(epoch):
+            run_epoch(order, field, before, BATCH)
+        for batch in itertools.islice(batches(order, BATCH), steps):
+            order.observe(np.stack([field(i, epoch) for i in batch]))
+        small = name in ("pair", "herding") and not LEARN(epoch)
+        for vectors in (True, False) if small else (True,):
+            other = SCHEDULED[name]()
+            other.load_state_dict(reloaded(order.state_dict(vectors=vectors)))
+            assert other.resume() == epoch + (steps == STEPS)
+            rest = [] if steps == STEPS else run_epoch(other, field, epoch, BATCH)
+            assert rest == whole[epoch][steps * BATCH :]
+            for after in range(epoch + 1, epochs):
+                assert run_epoch(other, field, after, BATCH) == whole[after]
+            assert list(other.sampler) == whole[epochs]
+            assert [other.history(one).tolist() for one in range(epochs + 1)] == whole
 
 
 @pytest.mark.parametrize("name", ["grab", "grab-pair", "grab-walk"])
@@ -81,7 +116,7 @@ def test_resumed_under_another_number_of_workers(name: str) -> None:
     saved = Run(name, num_workers=2, prefetch_factor=2).go(STEPS + 2).saved
     for workers, stateful in ((0, False), (1, False), (1, True)):
         found = Run(name, num_workers=workers, stateful=stateful)
-        check(found.load(saved, done=2 * BATCH if name in TOLD else None).go(), whole, STEPS + 2)
+        check(found.load(saved).go(), whole, STEPS + 2)
 
 
 def test_without_resume_the_next_epoch_begins() -> None:
@@ -102,13 +137,49 @@ def test_an_epoch_that_nobody_steps_through_is_over_when_saved() -> None:
     assert seen == [order.history(epoch).tolist() for epoch in range(3)]
 
 
-@pytest.mark.parametrize("name", sorted(TOLD))
-def test_an_order_that_cannot_know_must_be_told(name: str) -> None:
-    run = Run(name)
-    run.order.load_state_dict(Run(name).go(STEPS + 1).saved["order"])
-    with pytest.raises(StateError, match=r"cannot tell how much.*resume\(steps_done \* batch_size\)"):
-        run.order.resume()
-    assert run.order.resume(BATCH) == 1
+def test_what_the_loader_handed_out_is_what_blind_steps_have_done() -> None:
+    """Saved after each step, with skips and steps for parts of a batch between; also in a pass that was resumed."""
+    for build in BLIND.values():
+        order, done = build(), 0
+        for number, batch in enumerate(DataLoader(range(N), batch_size=BATCH, sampler=order.sampler)):
+            if number == 1:
+                order.skip(len(batch))
+            else:
+                order.step()
+                order.step()
+            done += len(batch)
+            other = build()
+            other.load_state_dict(reloaded(order.state_dict()))
+            assert other.resume() == (done == N)
+            if done == N:
+                break
+            rest = iter(DataLoader(range(N), batch_size=2, sampler=other.sampler))
+            assert next(rest).tolist() == order.history(0).tolist()[done : done + 2]
+            other.step()
+            again = build()
+            again.load_state_dict(reloaded(other.state_dict()))
+            again.resume()
+            assert list(again.sampler) == (order.history(0).tolist()[done + 2 :] or again.history(1).tolist())
+
+
+@pytest.mark.parametrize("how", ["no loader", "several batches a step", "batches that overtake each other"])
+@pytest.mark.parametrize("name", BLIND)
+def test_an_order_that_cannot_know_must_be_told(name: str, how: str) -> None:
+    order, other = BLIND[name](), BLIND[name]()
+    overtake: dict[str, Any] = {"num_workers": 2, "in_order": False} if how.startswith("batches") else {}
+    batches: Any = iter(DataLoader(range(N), batch_size=BATCH, sampler=order.sampler, **overtake))
+    if how == "no loader":
+        batches = iter(BatchSampler(order.sampler, BATCH, drop_last=False))
+    for _ in range(2):
+        next(batches)
+        if how.startswith("several"):  # which may as well be read ahead
+            next(batches)
+        order.step()
+        other.load_state_dict(reloaded(order.state_dict()))
+        with pytest.raises(StateError, match=r"cannot tell how much.*resume\(steps_done \* batch_size\)"):
+            other.resume()
+    assert other.resume(BATCH) == 0
+    assert list(other.sampler) == order.history(0).tolist()[BATCH:]
 
 
 def test_a_blind_order_that_observes_knows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,20 @@ def finish(order: Any) -> list[list[int]]:
 # --- versions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("version", range(1, STATE_VERSION))
+def earlier(version: int) -> Any:
+    """States by order: of all the orders that there were."""
+    return ordain.load(FIXTURES / f"states-{version}.pt")
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version in range(1, STATE_VERSION) for name in sorted(earlier(version))]
+)
 def test_states_of_earlier_versions_load(version: int, name: str) -> None:
-    saved = ordain.load(FIXTURES / f"states-{version}.pt")[name]
+    saved = earlier(version)[name]
     before = listed(saved)
-    wanted = run(new(name), gradient_field(N, DIM), 4, batch_size=BATCH)
-    order = new(name)
+    build = partial(Herding, None, N, tolerance=0.0) if name == "herding" else partial(new, name)
+    wanted = run(build(), gradient_field(N, DIM), 4, batch_size=BATCH)
+    order = build()
     order.load_state_dict(saved)
     assert order.resume(DONE) == 1
     tail = finish(order)
@@ -135,7 +143,7 @@ def test_what_was_passed_over_is_saved_by_orders_that_see_nothing() -> None:
             next(indices)
         order.skip(first)
         state = order.state_dict()
-        assert (state["touched"], state["uncounted"], state["taken"]) == (True, True, 0)
+        assert (state["touched"], state["uncounted"], state["taken"]) == (True, False, first)
         other.load_state_dict(reloaded(state))
         assert listed(other.state_dict()) == listed(state)
         assert list(other.sampler) == list(order.sampler) == order.history(1).tolist()
@@ -235,10 +243,10 @@ def test_without_vectors_a_cut_unit_is_no_unit() -> None:
 
 def test_without_vectors_stored_gradients_are_those_of_the_rest() -> None:
     field, routine = gradient_field(N, DIM), ordain.herding.herd
-    order = Herding(None, N)
+    order = Herding(None, N, tolerance=0.0)
     sigma = list(order.sampler)
     order.observe(np.stack([field(i, 0) for i in sigma[:DONE]]))
-    other = Herding(None, N)
+    other = Herding(None, N, tolerance=0.0)
     other.load_state_dict(order.state_dict(vectors=False))
     other.resume()
     run_epoch(other, field, 0, BATCH)

@@ -25,7 +25,7 @@ from ordain.study.runs import arms, job_files, loop, probe, runner, train_job
 from ordain.study.runs.arms import greedy_seconds
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
-from ordain.study.runs.run_folder import read_header
+from ordain.study.runs.run_folder import describe, read_header
 from ordain.study.runs.runner import baseline_rates, run
 from ordain.study.tasks import TASKS
 
@@ -70,9 +70,10 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
     for lr in config.rates:
         for seed in config.seeds:
             data = problem()
-            for arm in ("rr", "flipflop", "herding", "grab", "grab-pair"):
+            for arm in ("rr", "flipflop", "stratified", "herding", "grab", "grab-pair", "grab-lazy"):
                 model = data.build(seed)
-                order = ORDERS[arm].build(model, 70, seed=seed)
+                labels = {"labels": data.train_y} if arm == "stratified" else {}
+                order = ORDERS[arm].build(model, 70, seed=seed, **labels)
                 expected = by_hand(config, order, model, lr)
                 found = [line["train_loss"] for line in record(tmp_path, arm, lr, seed)[1:-1]]
                 assert found == pytest.approx(expected, rel=1e-5), arm
@@ -84,7 +85,7 @@ def test_a_run_is_the_loop(tmp_path: Path) -> None:
             firsts = {
                 (record(tmp_path, arm, lr, seed)[1]["train_loss"], record(tmp_path, arm, lr, seed)[2]["train_loss"])
                 for arm in EVERY
-                if arm not in ("replacement", "retrain")
+                if arm not in ("stratified", "replacement", "retrain")
             }
             assert len(firsts) == 1  # the same weights, and the same first epoch
     lines = record(tmp_path, "grab")
@@ -278,6 +279,20 @@ def test_greedy_that_would_take_hours_is_refused(tmp_path: Path) -> None:
     assert list(run(once, tmp_path / "once").states.values()) == ["done"]
 
 
+def test_an_order_by_class_needs_classes() -> None:
+    config = replace(DIGITS, arms=("rr", "stratified"))
+    data = problem()
+    assert describe(data, config, verify=True)["train"] == 70
+    tokens = replace(data, train_y=data.train_y[:, None].expand(-1, 3))
+    assert tokens.labels is None
+    with pytest.raises(InputError, match=r"stratified on a task without classes.*Leave it out"):
+        describe(tokens, config, verify=True)
+    with pytest.raises(InputError, match="no labels; expected labels="):
+        ORDERS["stratified"].build(None, 70)
+    with pytest.raises(InputError, match="70 labels for 71 examples"):
+        ORDERS["stratified"].build(None, 71, labels=data.train_y)
+
+
 def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
     """RR in units of 8 shuffles the units that GraB orders."""
     for name in ("rr", "so", "flipflop", "grab"):
@@ -298,6 +313,7 @@ def test_units_are_the_same_for_every_order(tmp_path: Path) -> None:
         ({"arms": ("grab@0",)}, "integer after @"),
         ({"arms": ("grab@x",)}, "integer after @"),
         ({"arms": ("replacement@2",)}, "units of 1"),
+        ({"arms": ("stratified@2",)}, "units of 1"),
         ({"arms": ()}, "no orders"),
         ({"arms": ("rr", "rr")}, "at least one of orders, without repetition"),
         ({"rates": (0.0,)}, "rates above 0"),

@@ -6,11 +6,13 @@ from ordain.orders.oblivious import FixedOrder, FlipFlop, RandomReshuffling, Shu
 from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.order import Order
 from ordain.orders.recipes import ORDERS, Recipe
-from ordain.orders.schedule import Always, Schedule, Until
+from ordain.orders.schedule import Always, Every, Schedule, Until
+from ordain.orders.stratified import Stratified
 
 __all__ = [
     "ORDERS",
     "Always",
+    "Every",
     "FixedOrder",
     "FlipFlop",
     "GraB",
@@ -22,6 +24,7 @@ __all__ = [
     "Recipe",
     "Schedule",
     "ShuffleOnce",
+    "Stratified",
     "Until",
     "WithReplacement",
 ]

@@ -36,7 +36,8 @@ class Cursor:
 
     Attributes:
         epoch: the epoch being visited.
-        taken: how many of the drawn examples, from the front, have been observed.
+        taken: how many of the drawn examples, from the front, have been observed; if uncounted, how many the loader had
+            handed out at the last step, and 0 if that cannot be told.
         touched: whether anything of this epoch has been observed.
         uncounted: whether some of it was in a step() that does not know how large its batch was.
         ticket: names the live pass.
@@ -234,28 +235,42 @@ class Cursor:
 
     def step_uncounted(self) -> None:
         """A step of a batch of unknown size, in an epoch that is not learned from."""
+        self._step()
+        self.uncounted = True
+        own = self.view.own(self.taken)
+        after = None if self._handed is None or self._out_of_order else self._handed.after(own)
+        # One batch handed out since the last step is the batch of this step. Of several, the loop may have read some
+        # ahead, or taken one step for all: nobody knows, and the loader is not asked again in this pass.
+        if after is None or after[0] + (self.taken == self._begun) > 1:
+            self._handed, self.taken = None, 0
+        else:
+            self.taken = self.view.covered(own + after[1])
+        self._behind = 0
+
+    def step_counted(self, size: int) -> None:
+        """The same for a batch of ``size`` examples of each process."""
+        self._step()
+        if self._handed is not None or not self.uncounted:
+            self.taken += min(self.view.covered(size), self.drawn - self.taken)
+        self._behind = 0
+
+    def _step(self) -> None:
         if not self.drawn:
             raise StepError(
                 "step() before anything was drawn",
                 expected="a batch from order.sampler first",
                 remedy="Pass sampler=order.sampler to the DataLoader.",
             )
-        self.touched = self._stepped = self.uncounted = True
-
-    def step_counted(self, size: int) -> None:
-        """The same for a batch of ``size`` examples of each process."""
-        uncounted, size = self.uncounted, min(self.view.covered(size), self.drawn - self.taken)
-        self.step_uncounted()
-        self.uncounted = uncounted
-        self.taken += size
+        self.touched = self._stepped = True
 
     def resume(self, done: int | None) -> int:
         """The next pass continues after ``done`` examples; returns the epoch that it visits."""
-        done = self.progress() if done is None else done
+        if done is None:
+            done = self.taken or None if self.uncounted else self.progress()
         if done is None:
             raise StateError(
-                "resume() of an order that cannot tell how much of its epoch is done (it sees no gradients, or saw "
-                "them out of turn)",
+                "resume() of an order that cannot tell how much of its epoch is done (it looks at no gradients in this "
+                "epoch and the loader does not show it, or it saw them out of turn)",
                 expected="the number of examples that are done",
                 remedy="Pass resume(steps_done * batch_size), or load a StatefulDataLoader's state, which knows.",
             )
@@ -279,7 +294,7 @@ class Cursor:
         """Numbers; what was drawn ahead is drawn again."""
         state: State = {
             "epoch": self.epoch,
-            "taken": 0 if self.uncounted else self.taken,
+            "taken": self.taken,
             "touched": self.touched,
             "uncounted": self.uncounted,
         }

@@ -35,9 +35,9 @@ class GraB(Order):
         centering: ``"mean"`` subtracts the last epoch's mean gradient (Algorithm 4); ``"pair"`` balances
             differences of consecutive examples: no mean to keep, and good from the first epoch on.
         balancer: :class:`~ordain.Deterministic` (Algorithm 5) by default.
-        schedule: in which epochs to learn: :class:`~ordain.Always` by default; ``Until(1)`` is the paper's
-            *1-step GraB*.
-        freeze_after: short for ``schedule=Until(freeze_after)``.
+        learn: in which epochs to learn: :class:`~ordain.Always` by default, ``Until(1)`` (the paper's *1-step GraB*),
+            ``Every(k)``, or any function of the epoch.
+        freeze_after: short for ``learn=Until(freeze_after)``.
         **options: see :class:`~ordain.Order`: gradients, params, loss_reduction, batch_dim, group, sketch, seed,
             distributed.
 
@@ -56,7 +56,7 @@ class GraB(Order):
         *,
         centering: Literal["mean", "pair"] = "mean",
         balancer: Balancer | None = None,
-        schedule: Schedule | None = None,
+        learn: Schedule | None = None,
         freeze_after: int | None = None,
         **options: Any,
     ) -> None:
@@ -65,13 +65,13 @@ class GraB(Order):
         check_balancer(balancer)
         if freeze_after is not None:
             check_epochs(freeze_after, f"freeze_after={freeze_after!r}")
-            if schedule is not None:
+            if learn is not None:
                 raise InputError(
-                    "both schedule= and freeze_after=", expected="one of them", remedy="freeze_after=k is Until(k)."
+                    "both learn= and freeze_after=", expected="one of them", remedy="freeze_after=k is Until(k)."
                 )
-            schedule = Until(freeze_after)
+            learn = Until(freeze_after)
         self._balancing = BalancingLearner(balancer or Deterministic(), paired=centering == "pair")
-        super().__init__(n, model=model, learner=self._balancing, schedule=schedule, **options)
+        super().__init__(n, model=model, learner=self._balancing, learn=learn, **options)
 
     @property
     def failures(self) -> int:
@@ -81,7 +81,7 @@ class GraB(Order):
     @property
     def frozen(self) -> bool:
         """Has the order stopped learning?"""
-        return self._schedule.ends(self.epoch)
+        return self._schedule.ended(self.epoch)
 
 
 class BalancingLearner:

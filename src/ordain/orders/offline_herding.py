@@ -29,7 +29,6 @@ __all__ = ["Greedy", "Herding"]
 
 Routine = Callable[[Tensor], Any]
 _MEMORY = 2 * 2**30
-_TOLERANCE = 0.02  # a round that lowers the largest prefix sum by less is the last
 
 
 class Herding(Order):
@@ -38,14 +37,15 @@ class Herding(Order):
     Args:
         model: as in :class:`~ordain.GraB`.
         n: as in :class:`~ordain.GraB`.
-        rounds: how often to balance and reorder what was stored, at most: it ends once a round no longer helps.
+        rounds: how often to balance and reorder what was stored, at most.
+        tolerance: the rounds end once one lowers the largest prefix sum by less than this share; 0 makes all of them.
         routine: takes the stored gradients ``[n, d]`` in visiting order and returns a permutation of
             their rows, instead of :func:`ordain.herding.herd`.
         memory_limit: bytes that may be stored. n*d numbers are needed: if that is more, it is refused at
             once, with the figure.
         fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
             ``with order.rehearsal():``, instead of the last epoch's stale ones.
-        **options: as in :class:`~ordain.GraB`: schedule, gradients, params, loss_reduction, group, sketch, seed.
+        **options: as in :class:`~ordain.GraB`: learn, gradients, params, loss_reduction, group, sketch, seed.
     """
 
     def __init__(
@@ -54,12 +54,13 @@ class Herding(Order):
         n: Any,
         *,
         rounds: int = 10,
+        tolerance: float = 0.02,
         routine: Routine | None = None,
         memory_limit: int = _MEMORY,
         fresh: bool = False,
         **options: Any,
     ) -> None:
-        herd = partial(herding.herd, rounds=herding.check_rounds(rounds), tolerance=_TOLERANCE)
+        herd = partial(herding.herd, rounds=herding.check_rounds(rounds), tolerance=tolerance)
         self._herding = HerdingLearner(routine or herd, memory_limit=memory_limit, fresh=fresh)
         super().__init__(n, model=model, learner=self._herding, **options)
 

@@ -33,7 +33,7 @@ from ordain.orders.saved_state import (
     check_model,
     converted,
 )
-from ordain.orders.schedule import Schedule, check_schedule
+from ordain.orders.schedule import Learning, Schedule
 from ordain.orders.units import Indices, Units, check_group, check_n
 from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
@@ -61,7 +61,7 @@ class Order:
         members: ``[n]``, the examples in the order of epoch 0; a random permutation by default.
         identity: what must agree, besides the arguments above, for a saved state to be loaded.
         learner: for an order that looks at gradients: see :class:`~ordain.orders.learner.Learner`.
-        schedule: in which epochs to learn; all by default. See :class:`~ordain.orders.schedule.Schedule`.
+        learn: in which epochs to learn; all by default. See :class:`~ordain.Schedule`.
         model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
         gradients: how ``step()`` gets per-example gradients: ``"exact"`` from the ordinary backward, ``"func"``
             by torch.func, ``"microbatch"`` from one backward for each unit; or a function that builds a
@@ -92,7 +92,7 @@ class Order:
         members: Indices | None = None,
         identity: dict[str, Any] | None = None,
         learner: Learner | None = None,
-        schedule: Schedule | None = None,
+        learn: Schedule | None = None,
         model: nn.Module | None = None,
         gradients: str | Callable[..., Source] = "exact",
         params: Any = None,
@@ -112,14 +112,14 @@ class Order:
             )
         _check_model(model, batch_dim, type(self).__name__)
         self.n, self.group, self.seed = check_n(n), check_group(group), _rng.check_seed(seed)
-        self._schedule = check_schedule(schedule)
+        self._schedule = Learning(learn)
         self._view = view_of(self.n, distributed)
         self._arrange: Arrange | None = arrange
         self._learns = learner is not None
-        self._learning = self._learns and self._schedule.learns(0)  # in the present epoch
+        self._learning = self._learns and self._schedule.in_epoch(0)  # in the present epoch
         extra = dict(identity or {})
         if learner is not None:
-            extra |= learner.identity() | {"schedule": repr(self._schedule)}
+            extra |= learner.identity() | {"learn": self._schedule.name}
         self._view.agree(order=type(self).__name__, n=self.n, seed=self.seed, group=self.group)
         self._view.agree(**extra)
         first = _rng.permutation(self.n, seed=self.seed) if members is None else members
@@ -158,6 +158,7 @@ class Order:
                 self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
                 if model is not None and self._source is not None:
                     self._claim = claim(model, self._source)
+                    self._watch(learning=self._learning)
             except BaseException:
                 self.detach()
                 raise
@@ -169,7 +170,7 @@ class Order:
             self._identity["sketch"] = f"{sketch.k} of {'observe' if source is None else source.name}"
         whole_units = source is not None and source.whole_units
         self._arrangement = Arrangement(
-            self._units, log=learner.log, learns=self._schedule.learns, whole_units=whole_units
+            self._units, log=learner.log, learns=self._schedule.in_epoch, whole_units=whole_units
         )
         learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
         if source is not None:
@@ -225,13 +226,10 @@ class Order:
         """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
         if self._learning:
             self._learn_from(lambda: [self._given(grads)], indices)
-        elif self._learns:
-            self._cursor.step_uncounted()
+        elif indices is None:
+            self._count(as_gradients(grads).size)
         else:
-            size = as_gradients(grads).size
-            if indices is None and not self._view.ranks:
-                self._cursor.check_drawn(size)
-            self._cursor.step_counted(size)
+            self._cursor.step_uncounted()
 
     def ignore(self) -> AbstractContextManager[None]:
         """Forwards of the model in here do not count: a second pass over a batch, say. See docs/orders.md."""
@@ -260,11 +258,8 @@ class Order:
             before = self._source is not None and self._source.drop(count)
             before = before and indices is None
             self._learn_from(lambda: [*(self._collected() if before else ()), count], indices)
-        elif not self._view.ranks:
-            self._cursor.check_drawn(count)
-            self._cursor.take(count)
-        else:
-            self._cursor.step_uncounted()
+        elif count:
+            self._count(count)
 
     def history(self, epoch: int) -> Indices:
         """``[n]``: the examples in the order in which ``epoch`` visits (or visited) them."""
@@ -278,7 +273,7 @@ class Order:
         """After :meth:`load_state_dict`: the next pass continues where the saved epoch stopped.
 
         Without it the next pass begins the next epoch. ``done`` says how many examples of the epoch
-        the saved run had trained on; orders that see gradients know, the others must be told.
+        the saved run had trained on; an order that cannot know it raises: see docs/reliability.md.
 
         Returns:
             The epoch that the next pass visits: this one, or the next if all of it is done.
@@ -323,6 +318,7 @@ class Order:
         mine = self.state_dict(vectors=False, history=False)
         check_fields(state, {name: value for name, value in mine.items() if name not in ("parameters", "dtype")})
         self._cursor.check(state)
+        learning = self._learns and self._schedule.in_epoch(state["epoch"])
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
         if (facts := self._facts()) is not None:
@@ -334,7 +330,7 @@ class Order:
             self._arrangement.load(state)
             self._intake.load(state)
             self._arrangement.set_aside(self._learner.load(state))
-        self._watch(self.epoch)
+        self._watch(learning=learning)
         if self._ranks is not None:
             self._ranks.loaded()
 
@@ -455,6 +451,12 @@ class Order:
         batch = as_gradients(grads)
         return Collected(self._intake.take(batch), batch.size)
 
+    def _count(self, size: int) -> None:
+        """A batch in an epoch that does not learn."""
+        if not self._view.ranks:
+            self._cursor.check_drawn(size)
+        self._cursor.step_counted(size)
+
     def _accompany(self) -> None:
         """While other ranks step, and this one has no more batches."""
         if self._learning:
@@ -481,21 +483,15 @@ class Order:
     def _advance(self, following: int) -> None:
         if not self._learns:
             return
+        learning = self._schedule.in_epoch(following)  # before anything changes: it may raise
         if self._learning:
             chosen = self._learner.choose()
             self._arrangement.advance(chosen)  # Alg. 4's sigma_{k+1}
             self._learner.next_epoch()
         else:
             self._arrangement.clear()
-        self._watch(following)
-
-    def _watch(self, epoch: int) -> None:
-        """Watch the model in epochs that learn, and only in those."""
-        ended = self._schedule.ends(epoch)
-        self._learning = self._schedule.learns(epoch) and not ended
-        if self._source is not None and self._claim is not None and self._claim.live:
-            (self._source.attach if self._learning else self._source.detach)()
-        if ended:
+        self._watch(learning=learning)
+        if self._schedule.ended(following):
             self._learner.release()
 
     def _facts(self) -> tuple[list[str], torch.dtype] | None:
@@ -503,6 +499,12 @@ class Order:
         if self._source is None or not self._source.parameters:
             return self._watched
         return self._source.parameters, self._source.like.dtype
+
+    def _watch(self, *, learning: bool) -> None:
+        """Watch the model in epochs that learn, and only in those."""
+        self._learning = learning
+        if self._source is not None and self._claim is not None and self._claim.live:
+            (self._source.attach if learning else self._source.detach)()
 
     def _observed(self) -> int | None:
         return self._arrangement.observed()

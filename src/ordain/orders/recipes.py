@@ -10,12 +10,15 @@ from typing import Any
 from torch import nn
 
 from ordain.balancing import KernelHalving, SelfBalancingWalk
+from ordain.errors import InputError
 from ordain.orders.grab import GraB
 from ordain.orders.oblivious import FlipFlop, RandomReshuffling, ShuffleOnce, WithReplacement
 from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.order import Order
-from ordain.orders.schedule import Until
+from ordain.orders.schedule import Every, Until
+from ordain.orders.stratified import Stratified
+from ordain.orders.units import check_n
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Recipe:
     label: str
     build: Callable[..., Order]  # (model, n, *, seed) -> Order
     is_permutation: bool = True
+    needs_labels: bool = False  # build() takes labels=, the class of each example
 
 
 def _oblivious(order: type) -> Callable[..., Order]:
@@ -42,12 +46,23 @@ def _oblivious(order: type) -> Callable[..., Order]:
     return build
 
 
+def _stratified(model: nn.Module | None, n: Any, *, labels: Any = None, **options: Any) -> Order:
+    if labels is None or len(labels) != check_n(n):
+        raise InputError(
+            "no labels" if labels is None else f"{len(labels)} labels for {check_n(n)} examples",
+            expected="labels=, the class of each example",
+            remedy="Pass the targets of the training set; without classes use random reshuffling.",
+        )
+    return _oblivious(Stratified)(model, labels, **options)
+
+
 ORDERS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe("rr", "random reshuffling", _oblivious(RandomReshuffling)),
         Recipe("so", "shuffle once", _oblivious(ShuffleOnce)),
         Recipe("flipflop", "FlipFlop", _oblivious(FlipFlop)),
+        Recipe("stratified", "stratified by class", _stratified, needs_labels=True),
         Recipe("replacement", "with replacement", _oblivious(WithReplacement), is_permutation=False),
         Recipe("greedy", "greedy", Greedy),
         Recipe("herding", "offline herding", Herding),
@@ -55,6 +70,7 @@ ORDERS: dict[str, Recipe] = {
         Recipe("grab-pair", "GraB, pairs", partial(GraB, centering="pair")),
         Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
-        Recipe("grab-1step", "1-step GraB", partial(GraB, schedule=Until(1))),
+        Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1))),
+        Recipe("grab-lazy", "GraB, every third epoch", partial(GraB, learn=Every(3, after=2))),
     )
 }

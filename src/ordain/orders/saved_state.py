@@ -47,7 +47,7 @@ def _from_2(state: State) -> State:
     kept = {name: value for name, value in state.items() if name not in ("freeze_after", "gathered")}
     if "arrangement" in state:
         learned = state.get("freeze_after")
-        kept["schedule"] = "Always()" if learned is None else f"Until(epochs={learned})"
+        kept["learn"] = "Always()" if learned is None else f"Until(epochs={learned})"
     return kept | {"version": 3}
 
 

@@ -2,73 +2,113 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from ordain.errors import InputError
 
-__all__ = ["Always", "Schedule", "Until"]
+__all__ = ["Always", "Every", "Schedule", "Until"]
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Write your own with these two methods, and a ``repr`` that names its settings: it is saved with the order.
+    """Any function of the epoch that says whether the order learns in it.
 
-    Both must depend on the epoch alone, so that a resumed run learns in the same epochs.
+    It must depend on the epoch alone, so that a resumed run learns in the same epochs. An object may also have a method
+    ``ends(epoch)``: does no epoch from this one on learn? Memory is then released.
     """
 
-    def learns(self, epoch: int) -> bool:
+    def __call__(self, epoch: int, /) -> bool:
         """Are gradients looked at in this epoch, to find the order of the next?"""
-
-    def ends(self, epoch: int) -> bool:
-        """Does no epoch from this one on learn? Memory is then released."""
 
 
 @dataclass(frozen=True)
 class Always:
-    """Learn in every epoch."""
+    """Learn in every epoch, as the paper does."""
 
-    def learns(self, epoch: int) -> bool:
+    def __call__(self, epoch: int) -> bool:
         return True
-
-    def ends(self, epoch: int) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
 class Until:
     """Learn in the first ``epochs`` epochs, then keep the order. ``Until(1)`` is the paper's *1-step GraB*.
 
-    >>> [Until(2).learns(epoch) for epoch in range(4)]
-    [True, True, False, False]
+    >>> [epoch for epoch in range(4) if Until(2)(epoch)]
+    [0, 1]
     """
 
     epochs: int
 
     def __post_init__(self) -> None:
-        check_epochs(self.epochs, f"Until({self.epochs!r})")
+        check_epochs(self.epochs, repr(self))
 
-    def learns(self, epoch: int) -> bool:
+    def __call__(self, epoch: int) -> bool:
         return epoch < self.epochs
 
     def ends(self, epoch: int) -> bool:
         return epoch >= self.epochs
 
 
+@dataclass(frozen=True)
+class Every:
+    """Learn in the first ``after`` epochs, then in one epoch of ``k``.
+
+    >>> [epoch for epoch in range(9) if Every(3)(epoch)], [epoch for epoch in range(9) if Every(3, after=2)(epoch)]
+    ([0, 3, 6], [0, 1, 4, 7])
+    """
+
+    k: int
+    _: KW_ONLY
+    after: int = 1
+
+    def __post_init__(self) -> None:
+        check_epochs(self.k, repr(self))
+        check_epochs(self.after, repr(self))
+
+    def __call__(self, epoch: int) -> bool:
+        return epoch < self.after or (epoch - self.after + 1) % self.k == 0
+
+
 def check_epochs(epochs: Any, came: str) -> None:
     """Raise unless this is a number of epochs."""
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InputError(came, expected="a number of epochs >= 1", remedy="1 learns in the first epoch only.")
+        raise InputError(came, expected="a number of epochs >= 1", remedy="Until(1) learns in the first epoch only.")
 
 
-def check_schedule(schedule: Any) -> Schedule:
-    """None is :class:`Always`; anything else must have a schedule's methods."""
-    if schedule is None:
-        return Always()
-    if isinstance(schedule, type) or not isinstance(schedule, Schedule):
-        raise InputError(
-            f"schedule={schedule!r}",
-            expected="a Schedule: an object with learns(epoch) and ends(epoch)",
-            remedy="Write schedule=Until(1), for example.",
-        )
-    return schedule
+class Learning:
+    """A schedule as an order asks it: None is :class:`Always`, and every answer is checked.
+
+    Attributes:
+        name: of the schedule, in saved states. The same in every process: no address is part of it.
+    """
+
+    def __init__(self, learn: Any) -> None:
+        self._learn: Schedule = Always() if learn is None else learn
+        if isinstance(self._learn, type) or not callable(self._learn):
+            raise InputError(
+                f"learn={learn!r}",
+                expected="Always(), Until(k), Every(k) or a function of the epoch",
+                remedy="Write learn=Every(5) or learn=lambda epoch: epoch % 5 == 0, for example.",
+            )
+        self.name = re.sub(" at 0x[0-9a-fA-F]+", "", getattr(learn, "__qualname__", repr(self._learn)))
+        self.in_epoch(0)
+
+    def in_epoch(self, epoch: int) -> bool:
+        """Does the order learn in this epoch?"""
+        answer = self._learn(epoch)
+        if not isinstance(answer, (bool, np.bool_)):
+            raise InputError(
+                f"learn={self.name} with the answer {answer!r} for epoch {epoch}",
+                expected="True or False",
+                remedy="Pass a function that takes the epoch and says whether to learn in it.",
+            )
+        return bool(answer) and not self.ended(epoch)
+
+    def ended(self, epoch: int) -> bool:
+        """Does no epoch from this one on learn?"""
+        ends = getattr(self._learn, "ends", None)
+        return ends is not None and bool(ends(epoch))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ordain import FixedOrder, Order
 from ordain.distributed import Distributed
@@ -71,6 +71,16 @@ class Arm:
     ranks: int = 1  # processes that train together
     mode: Mode = "exact"  # how the order works with the other ranks
 
+    @property
+    def is_permutation(self) -> bool:
+        """Whether its order names every example of the training set once."""
+        return self.order == "fixed" or (ORDERS[self.order].is_permutation and self.mode != "independent")
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it can run only on a task with classes."""
+        return self.order != "fixed" and ORDERS[self.order].needs_labels
+
 
 def parse(name: str, *, group: int = 1) -> Arm:
     """Parse an arm's name; ``group`` is the unit size if the name has none.
@@ -96,7 +106,8 @@ def parse(name: str, *, group: int = 1) -> Arm:
                 remedy="Write grab@8, for example.",
             )
         group = int(size)
-    if not ORDERS[order].is_permutation and group > 1:
+    recipe = ORDERS[order]
+    if group > 1 and (recipe.needs_labels or not recipe.is_permutation):
         raise InputError(f"{order!r} in units of {group}", expected="units of 1", remedy="Leave it out.")
     together = _PROCESSES.fullmatch(processes)
     if plus and not together:
@@ -107,10 +118,10 @@ def parse(name: str, *, group: int = 1) -> Arm:
         )
     ranks = int(together[1]) if together else 1
     mode: Mode = "independent" if together and together[2] else "exact"
-    label = ORDERS[order].label + (f", units of {group}" if at else "")
+    label = recipe.label + (f", units of {group}" if at else "")
     if ranks > 1:
         label += f", {ranks} ranks" + ("" if mode == "exact" else f" ({mode})")
-    shares_first = ORDERS[order].is_permutation and mode != "independent"
+    shares_first = recipe.is_permutation and not recipe.needs_labels and mode != "independent"
     return Arm(name, order, label, group, shares_first, ranks, mode)
 
 
@@ -127,12 +138,30 @@ def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> 
 
 
 def build_order(
-    arm: Arm, model: nn.Module, n: int, *, seed: int, memory_limit: int, fixed: NDArray[Any] | None = None
+    arm: Arm,
+    model: nn.Module,
+    n: int,
+    *,
+    seed: int,
+    memory_limit: int,
+    labels: Tensor | None = None,
+    fixed: NDArray[Any] | None = None,
 ) -> Order:
-    """Build the order of an arm; ``fixed`` is the permutation used by ``"retrain"``."""
+    """Build the order of an arm.
+
+    Args:
+        arm: which.
+        model: watched by orders that learn.
+        n: the number of training examples.
+        seed: of the job.
+        memory_limit: bytes that Greedy and Herding may store.
+        labels: ``[n]``, the class of each example; None for a task without classes.
+        fixed: the permutation used by ``"retrain"``.
+    """
     if fixed is not None:
         return FixedOrder(fixed)
     more: dict[str, Any] = {"memory_limit": memory_limit} if arm.order in STORING else {}
+    more |= {"labels": labels} if arm.needs_labels else {}
     more["distributed"] = Distributed(mode=arm.mode, timeout=PATIENCE) if arm.ranks > 1 else False
     return ORDERS[arm.order].build(model, n, seed=seed, group=arm.group, **more)
 

@@ -117,6 +117,9 @@ def describe(problem: LoadedTask, config: RunConfig, *, verify: bool) -> dict[st
                 "Use smaller units, after @ or with --group.",
             )
             raise InputError(came, expected="at least two units", remedy=remedy)
+        if arm.needs_labels and problem.labels is None:
+            came, remedy = f"{arm.name} on a task without classes", "Leave it out of --orders."
+            raise InputError(came, expected="a task with one class for each example", remedy=remedy)
     if config.herding:
         probe.check_size(n, d)
     return {

@@ -73,7 +73,7 @@ class Worker:
         config = replace(config, batch_size=config.batch_size // self._ranks.size)
         model = problem.build(0).train()
         parallel = self._ranks.parallel(problem, model, config.batch_size)
-        order = build_order(arm, model, few, seed=0, memory_limit=2**40)
+        order = build_order(arm, model, few, seed=0, memory_limit=2**40, labels=problem.labels)
         optimizer = make_optimizer(model, config, lr=0.0)
         for _ in range(2):
             epoch_of_steps(problem, config, parallel, optimizer, order, defaultdict(float))

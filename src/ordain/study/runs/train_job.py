@@ -180,7 +180,15 @@ class _Training:
         n, model = len(problem.train_x), problem.build(job.seed).train()
         parallel = ranks.parallel(problem, model, config.batch_size)
         fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
-        order = build_order(arm, parallel, n, seed=job.seed, memory_limit=config.memory_limit, fixed=fixed)
+        order = build_order(
+            arm,
+            parallel,
+            n,
+            seed=job.seed,
+            memory_limit=config.memory_limit,
+            labels=problem.labels,
+            fixed=fixed,
+        )
         if saved is None and not ranks.rank:
             check_seed(out, job.seed, model, order if arm.shares_first else None)
         optimizer = make_optimizer(model, config, job.lr)
@@ -297,7 +305,7 @@ class _Training:
             return None, None
         fresh = probe.per_example_gradients(self.task.problem, self.model)
         objective = None
-        if self.task.arm.shares_first or self.task.arm.name == RETRAIN:  # the order is a permutation
+        if self.task.arm.is_permutation:
             objective = herding_objective(fresh, self.order.history(self.order.epoch))
         correlation = probe.stale_fresh(self.stale, fresh)
         self.stale = fresh

@@ -29,6 +29,11 @@ class LoadedTask:
     chunk: int = 4096  # rows to evaluate at once
     notes: tuple[str, ...] = ()  # what a reader of the results must know about the data and the weights
 
+    @property
+    def labels(self) -> Tensor | None:
+        """``[n]``: the class of each training example; None where every token has a target."""
+        return self.train_y if self.train_y.ndim == 1 and not self.train_y.is_floating_point() else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
