@@ -277,7 +277,7 @@ def test_rounds_end_when_they_no_longer_help(d: int, tolerance: float) -> None:
 
 def test_a_tolerance_needs_the_norms_of_prefix_sums() -> None:
     z = np.ones((4, 2))
-    with pytest.raises(InputError, match="tolerance=1.5"):
+    with pytest.raises(InputError, match="tolerance="):
         herd(z, tolerance=1.5)
     with pytest.raises(InputError, match="centering='pair'"):
         herd(z, tolerance=0.1, centering="pair")

@@ -39,6 +39,7 @@ _GREEDY_GRAM_BYTES = 2**28
 _GRAM_ROWS = 256  # vectors at a time for balancers that are not built in
 _WALK_ATTEMPTS = 100
 LARGEST = 1e140
+SAME = 1e-6  # norms that differ by less, relatively, count as equal: an order and its reverse have the same
 
 
 def prefix_norms(z: Array, order: Any = None, *, norm: float = 2) -> Array:
@@ -220,7 +221,7 @@ def herd(
                 if attempt == _WALK_ATTEMPTS - 1:
                     raise
         if tolerance and largest > (1.0 - tolerance) * bound:
-            return _like(z, sigma if largest < bound else before)
+            return _like(z, sigma if largest < (1.0 - SAME) * bound else before)
         before, bound = sigma, largest
         if centre is None:  # of pairs: an odd last vector gets 0
             signs = np.append(np.stack([signs, -signs], axis=1), np.zeros(n % 2, dtype=np.int8))

@@ -110,7 +110,7 @@ def herd(z: NDArray[Any], *, rounds: int = 10, tolerance: float = 0.0) -> Order:
     for _ in range(rounds):
         largest = herding_objective(z, order, norm=2)
         if tolerance and largest > (1.0 - tolerance) * bound:
-            return order if largest < bound else before
+            return order if largest < (1.0 - 1e-6) * bound else before
         before, bound = order, largest
         signs = balance((centred[i] for i in order), deterministic)
         assert signs is not None
