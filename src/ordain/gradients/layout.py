@@ -87,6 +87,8 @@ def batch_size(sizes: Sequence[int], shapes: Sequence[Sequence[int]], batch_dim:
             expected=f"an input with the examples in dimension {batch_dim}",
             remedy="Pass batch_dim= to say where, or call observe() with your own gradients.",
         )
+    if len(sizes) == 1:  # nearly always
+        return sizes[0]
     votes = Counter(sizes)
     kept = [
         size for size in votes if any(shape[axis : axis + 1] == (size,) for shape in shapes for axis in (batch_dim, 0))

@@ -17,10 +17,10 @@ from torch.utils.data import Sampler
 from ordain import _rng
 from ordain._context import undisturbed
 from ordain.errors import ArgumentError, InputError, StepError
-from ordain.gradients import Collected, Sketch, Source, as_gradients
+from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients
 from ordain.gradients.sources import HEAD, Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.coordination import Collect, Coordinator, Observed
+from ordain.orders.coordination import Collect, Coordinator
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake
 from ordain.orders.learner import Learner
@@ -39,6 +39,7 @@ from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
+_NONE: Indices = np.empty(0, dtype=np.int64)
 _INNER = ("arrange", "members", "identity", "learner", "model")  # arguments of subclasses to this class
 
 
@@ -361,22 +362,22 @@ class Order:
             if self._ranks is not None:
                 with self._ranks.meeting(collect) as batches:
                     for observed in batches:
-                        self._learn(observed, self._slots(observed.count, None))
+                        slots = self._slots(observed.count, None)
+                        self._learn(observed.gradients, slots[observed.rows], slots[observed.passed], observed.count)
                 return
             mine = [] if collect is None else collect()
             parts = self._parts(mine, indices)  # all of them are known before the first changes anything
             for batch, slots in zip(mine, parts, strict=True):
-                size, rows, named = len(slots), np.arange(len(slots)), indices is not None
                 if isinstance(batch, int):
-                    self._learn(Observed(size, None, rows[:0], rows), slots, named=named)
-                elif size:
-                    self._learn(Observed(size, batch.gradients, rows, rows[:0]), slots, named=named)
+                    self._learn(None, _NONE, slots, len(slots), named=indices is not None)
+                elif len(slots):
+                    self._learn(batch.gradients, slots, _NONE, len(slots), named=indices is not None)
 
     def _parts(self, batches: Sequence[Collected | int], indices: Any) -> list[Indices]:
         """The slots of each batch, in turn or as they are named."""
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
-        slots, ends = self._slots(sum(sizes), indices), accumulate(sizes)
-        parts = [slots[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        slots = self._slots(sum(sizes), indices)
+        parts = [slots[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         if indices is None and not all(isinstance(batch, int) for batch in batches):
             self._cursor.check_passed_over(len(slots))
         if self._arrangement.whole_units:
@@ -385,14 +386,15 @@ class Order:
                     self._arrangement.check_unit(np.unique(part), len(part))
         return parts
 
-    def _learn(self, observed: Observed, slots: Indices, *, named: bool = False) -> None:
-        """Learn from a batch, and note the places that its units get."""
+    def _learn(
+        self, batch: Gradients | None, slots: Indices, passed: Indices, count: int, *, named: bool = False
+    ) -> None:
+        """Learn from a batch, and note the places of its units; of ``count`` examples, some may be passed over."""
         arrangement, cursor = self._arrangement, self._cursor
-        if len(observed.passed):
-            arrangement.set_aside(slots[observed.passed])
-            self._learner.skip(slots[observed.passed])
-        if observed.gradients is not None:
-            batch, slots = observed.gradients, slots[observed.rows]
+        if len(passed):
+            arrangement.set_aside(passed)
+            self._learner.skip(passed)
+        if batch is not None:
             if whole := arrangement.whole_units:
                 slots = np.unique(slots)
             if self.group > 1:  # without the rest of units that were set aside
@@ -407,7 +409,7 @@ class Order:
                 if decision.not_finite:
                     arrangement.note_not_finite(decision.not_finite, cursor.epoch)
             self._intake.confirm()
-        cursor.take(observed.count, named=named)
+        cursor.take(count, named=named)
 
     def _slots(self, count: int, indices: Any) -> Indices:
         """The slots of the next ``count`` drawn examples, or of those named."""

@@ -24,10 +24,15 @@ def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[Names, ParamGr
 
 def along_steps(uses: list[Use]) -> tuple[Tensor, Tensor]:
     """Inputs ``[B, T, in]`` and output gradients ``[B, T, out]`` of all uses, one after the other along T."""
-    size = uses[0].size
-    pairs = [(use.input(), use.grad()) for use in uses]
-    a, b = ([t.reshape(size, -1, t.shape[-1]) for t in several] for several in zip(*pairs, strict=True))
-    return (a[0], b[0]) if len(uses) == 1 else (torch.cat(a, dim=1), torch.cat(b, dim=1))
+    pairs = [(_steps(use.input(), use.size), _steps(use.grad(), use.size)) for use in uses]
+    if len(pairs) == 1:
+        return pairs[0]
+    a, b = zip(*pairs, strict=True)
+    return torch.cat(a, dim=1), torch.cat(b, dim=1)
+
+
+def _steps(tensor: Tensor, size: int) -> Tensor:
+    return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor.reshape(size, -1, tensor.shape[-1])
 
 
 def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[Names, ParamGrads]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 _thread = threading.local()  # a backward inside a backward runs in the same thread
@@ -51,6 +51,7 @@ class Backwards:
         self._finish, self._model = finish, model
         self._task = -1
         self._counts = False
+        self._node: Any = None  # of a parameter that the last backward brought a gradient
         self.brought: dict[Any, Any] = {}  # by the backward that is running, or that broke off
 
     def here(self) -> dict[Any, Any] | None:
@@ -61,10 +62,18 @@ class Backwards:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self.brought = task, {}
-            params = () if self._model is None else self._model.parameters()
-            self._counts = self._model is None or any(_gets_gradient(p) for p in params if p.requires_grad)
+            self._counts = self._model is None or self._brings_gradients(self._model)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
         return self.brought if self._counts else None
+
+    def _brings_gradients(self, model: nn.Module) -> bool:
+        if self._node is not None and _is_reached(self._node):  # asking for a parameter's node takes longer
+            return True
+        for p in model.parameters():
+            if p.requires_grad and _is_reached(node := get_gradient_edge(p).node):
+                self._node = node
+                return True
+        return False
 
     def forget(self) -> None:
         """Drop what a broken backward has left."""
@@ -77,9 +86,9 @@ class Backwards:
             self._finish(brought)
 
 
-def _gets_gradient(p: Tensor) -> bool:
-    """Will the backward that is running bring ``p`` a gradient?"""
+def _is_reached(node: Any) -> bool:
+    """Will the backward that is running come to this node?"""
     try:
-        return bool(torch._C._will_engine_execute_node(get_gradient_edge(p).node))
+        return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch.autograd.grad(loss, parameters) is asked for this very one
         return True

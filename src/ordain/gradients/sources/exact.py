@@ -303,9 +303,8 @@ class ExactSource:
                     use.layouts[leaf] = way
         for names, grads in self._rules[module](module, [uses[call] for call in sorted(uses)]).items():
             places = [self._place(module, name) for name in ((names,) if isinstance(names, str) else names)]
-            together = places[0] >= 0 and places[-1] - places[0] == grads.rows * grads.cols
-            parts = [grads] if len(places) == 1 or together else grads.apart()
-            for place, part in zip(places, parts, strict=False):
+            together = len(places) == 1 or (places[0] >= 0 and places[-1] - places[0] == grads.rows * grads.cols)
+            for place, part in zip(places, [grads] if together else grads.apart(), strict=False):
                 if place >= 0:
                     found.setdefault(place, []).append(part)
 
