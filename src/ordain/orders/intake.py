@@ -14,7 +14,7 @@ class Intake:
 
     Args:
         given: the length of the gradients that come, if a model is watched; None: that of the first ones.
-        sketch: what is applied to them; None: nothing.
+        sketch: what is applied to those that are longer than a sketch; None: nothing.
     """
 
     def __init__(self, given: int | None, sketch: Sketch | None) -> None:
@@ -25,7 +25,7 @@ class Intake:
     @property
     def dim(self) -> int | None:
         """The length of what is ordered by."""
-        return self._given if self.sketch is None else self.sketch.k
+        return self._given if self._given is None or self.sketch is None else min(self._given, self.sketch.k)
 
     def take(self, batch: Gradients) -> Gradients:
         """The batch as it is learned from."""
@@ -37,7 +37,7 @@ class Intake:
             )
         self._coming = batch.dim
         sketch = self.sketch
-        return batch if sketch is None else shrinking(lambda: sketch(batch))
+        return batch if sketch is None or batch.dim <= sketch.k else shrinking(lambda: sketch(batch))
 
     def confirm(self) -> None:
         """The last batch was learned from: those that follow must be of its length."""
@@ -63,4 +63,4 @@ class Intake:
     def load(self, state: State) -> None:
         """Go back to a state that has passed :meth:`check`."""
         if not self._fixed:
-            self._given = self._coming = state["dim"] if self.sketch is None else state["given_dim"]
+            self._given = self._coming = state["dim" if self.sketch is None else "given_dim"]

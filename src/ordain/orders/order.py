@@ -72,7 +72,7 @@ class Order:
             them in the model may then be anything: see docs/gradients.md.
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
-        sketch: order by random sketches of this many numbers instead of the gradients: O(sketch) memory, not O(d).
+        sketch: order by random sketches of this many numbers instead of longer gradients: O(sketch) memory, not O(d).
 
     Attributes:
         n: as above, in this process's shard if ranks are independent.
