@@ -6,7 +6,9 @@ import pytest
 import settings_conv_norm
 import settings_linear
 import settings_sequence
-from engine import Setting, check
+from engine import Setting, call, check
+
+from ordain.gradients import ExactSource
 
 SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS, *settings_sequence.SETTINGS]
 
@@ -18,3 +20,14 @@ SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS, *settings_s
 )
 def test_a_rule_is_the_loop(setting: Setting, size: int, reduction: str) -> None:
     check(setting, size, reduction)
+
+
+@pytest.mark.parametrize("setting", settings_linear.SETTINGS, ids=lambda s: s.name)
+def test_a_linear_layer_needs_no_graph(setting: Setting) -> None:
+    """The gradients of the graph are right too, and far slower."""
+    model = setting.build()
+    source = ExactSource(model, batch_dim=setting.batch_dim)
+    call(model, setting.inputs(5)).square().mean().backward()
+    assert len(source.collect()) == 1
+    assert source.from_graph == {}
+    source.detach()
