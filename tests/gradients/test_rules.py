@@ -6,7 +6,7 @@ import pytest
 import settings_conv_norm
 import settings_linear
 import settings_sequence
-from engine import Setting, call, check
+from engine import Setting, call, check, combinations
 
 from ordain.gradients import ExactSource
 
@@ -14,10 +14,7 @@ SETTINGS = [*settings_linear.SETTINGS, *settings_conv_norm.SETTINGS, *settings_s
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-    ("setting", "size"), [pytest.param(s, size, id=f"{s.name}-{size}") for s in SETTINGS for size in s.sizes]
-)
+@pytest.mark.parametrize(("setting", "size", "reduction"), combinations(SETTINGS))
 def test_a_rule_is_the_loop(setting: Setting, size: int, reduction: str) -> None:
     check(setting, size, reduction)
 
