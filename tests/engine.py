@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -34,6 +35,12 @@ class Setting:
     sizes: tuple[int, ...] = (1, 2, 5)
     options: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-9
+
+
+def combinations(settings: Sequence[Setting]) -> list[Any]:
+    """Every setting at all its sizes under a mean, and at the largest under a sum: one factor on all gradients."""
+    under = [(s, size, "mean") for s in settings for size in s.sizes] + [(s, max(s.sizes), "sum") for s in settings]
+    return [pytest.param(*one, id=f"{one[0].name}-{one[1]}-{one[2]}") for one in under]
 
 
 def doubled(inputs: Any) -> Any:

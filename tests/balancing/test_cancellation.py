@@ -19,7 +19,7 @@ from torch import nn
 from ordain import GraB, KernelHalving, reference
 from ordain.gradients import per_example_loop
 
-N, EPOCHS = 120, 3
+N, EPOCHS = 72, 2
 MODELS = {
     "linear": lambda: nn.Linear(25, 1),  # the compiled pass over one layer
     "wide": lambda: nn.Linear(25, 40),

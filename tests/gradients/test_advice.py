@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from engine import Setting, check
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB
-from ordain.errors import OrdainError
+from ordain.errors import OrdainError, UnsupportedModuleError
 
 N, BATCH = 8, 4
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
@@ -49,13 +51,17 @@ class Branching(nn.Module):
         return self.layer(x) * (2.0 if float(x.sum()) > 1e9 else 1.0)  # type: ignore[no-any-return]
 
 
-def train(model: nn.Module, **options: Any) -> None:
+def plain_loss(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+    return model(x).square().mean()  # type: ignore[no-any-return]
+
+
+def train(model: nn.Module, loss: Callable[[Any, Tensor, GraB], Tensor] = plain_loss, **options: Any) -> None:
     order = GraB(model, N, **options)
     try:
         for _ in range(2):
             drawn = list(order.sampler)
             for at in range(0, N, BATCH):
-                model(X[drawn[at : at + BATCH]]).square().mean().backward()
+                loss(model, X[drawn[at : at + BATCH]], order).backward()
                 order.step()
     finally:
         order.detach()
@@ -84,3 +90,149 @@ def test_the_way_out_that_is_named_leads_out(build: Any, gradients: str) -> None
 
 def test_parameters_of_two_precisions_by_torch_func() -> None:
     train(TwoPrecisions(), gradients="func")
+
+
+class Checkpointed(nn.Module):
+    """In its second layer, and for a parameter of its own."""
+
+    def __init__(self, *, reentrant: bool, own: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(2)) if own else None
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.second(x) if self.scale is None else self.scale * self.second(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_reentrant_checkpoints_are_called_that(own: bool) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"reentrant checkpointing.*Pass use_reentrant=False") as caught:
+        train(Checkpointed(reentrant=True, own=own))
+    assert ("and leave the parameter out with params=lambda name: name != 'scale'" in str(caught.value)) == own
+    train(Checkpointed(reentrant=False, own=own), params=lambda name: name != "scale")
+
+
+class Recursive(nn.Module):
+    """Applies itself to its own output, or (``mended``) a method."""
+
+    def __init__(self, *, mended: bool = False) -> None:
+        super().__init__()
+        self.layer, self.mended = nn.Linear(4, 4), mended
+
+    def block(self, x: Tensor, depth: int = 2) -> Tensor:
+        inner = self.block if self.mended else self
+        return inner(self.layer(x).tanh(), depth - 1) if depth else x
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        return self.block(x, depth)
+
+
+@pytest.mark.parametrize("gradients", ["exact", "func", "microbatch"])
+def test_a_forward_that_calls_its_own_model_is_called_that(gradients: str) -> None:
+    group = BATCH if gradients == "microbatch" else 1
+    with pytest.raises(UnsupportedModuleError, match=r"forward calls the model itself.*self\.block"):
+        train(Recursive(), gradients=gradients, group=group)
+    train(Recursive(mended=True), gradients=gradients, group=group)
+
+
+def test_a_forward_that_was_interrupted_is_no_call_of_itself() -> None:
+    """Torch calls no hook after a KeyboardInterrupt: nothing says that the first forward has ended."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    order, interrupts = GraB(model, N), [True]
+
+    def interrupt(*_: Any) -> None:
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+
+    model[1].register_forward_hook(interrupt)
+    drawn = list(order.sampler)
+    with pytest.raises(KeyboardInterrupt):
+        model(X[drawn[:BATCH]])
+    model.eval()
+    model(X)
+    model.train()
+    for at in range(0, N, BATCH):
+        model(X[drawn[at : at + BATCH]]).square().mean().backward()
+        order.step()
+    order.detach()
+
+
+def penalised(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return grad.square().sum(dim=1).mean()
+
+
+def with_penalty(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+    return plain_loss(model, x, order) + penalised(model, x)
+
+
+def with_ignored_penalty(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+    loss = plain_loss(model, x, order)
+    with order.ignore():
+        return loss + penalised(model, x)
+
+
+def test_gradient_penalties_are_called_that() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    with pytest.raises(UnsupportedModuleError, match=r"create_graph=True.*order\.ignore\(\).*docs/orders\.md"):
+        train(model(), with_penalty)
+    train(model(), with_ignored_penalty)
+
+
+class Bags(nn.Module):
+    """Two ids an example, as one row of ids or (``offsets``) with where each example's begin, beside other features."""
+
+    def __init__(self, *, offsets: bool) -> None:
+        super().__init__()
+        self.offsets = offsets
+        self.bag, self.layer = nn.EmbeddingBag(7, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+        bags = self.bag(ids.flatten(), offsets) if self.offsets else self.bag(ids)
+        return self.layer(x) + bags  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("offsets", [True, False])
+def test_bags_with_offsets_are_called_that(offsets: bool) -> None:
+    def loss(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+        ids = torch.arange(2 * BATCH).reshape(BATCH, 2) % 7
+        begin = torch.arange(0, 2 * BATCH, 2)
+        return model(x, ids.flatten() if offsets else ids, begin).square().mean()  # type: ignore[no-any-return]
+
+    if offsets:
+        with pytest.raises(UnsupportedModuleError, match=r"offsets of an EmbeddingBag.*one tensor \[B, N\]"):
+            train(Bags(offsets=True), loss)
+    else:
+        train(Bags(offsets=False), loss)
+
+
+class Tempered(nn.Module):
+    """Returns a temperature: the parameter, what is computed from it, or (``each``) one for each example."""
+
+    def __init__(self, *, each: bool = False, computed: bool = False) -> None:
+        super().__init__()
+        self.each, self.computed = each, computed
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self.scale.exp() if self.computed else self.scale
+        return self.layer(x), scale * torch.ones(len(x), dtype=x.dtype) if self.each else scale
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_parameter_among_the_outputs_is_called_that(computed: bool) -> None:
+    def loss(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+        out, scale = model(x)
+        return (out * (scale[:, None] if scale.ndim else scale)).square().mean()  # type: ignore[no-any-return]
+
+    with pytest.raises(UnsupportedModuleError, match=r"'scale' among the outputs.*scale \* torch\.ones\(len\(x\)\)"):
+        train(Tempered(computed=computed), loss)
+    train(Tempered(each=True, computed=computed), loss)
+    check(Setting("", lambda: Tempered(each=True, computed=computed), lambda b: (torch.randn(b, 4),)), 5, "mean")

@@ -50,7 +50,7 @@ def test_a_rule_of_ones_own(calls: list[int], shape: tuple[int, ...]) -> None:
     assert calls == [1, 1]  # for some of the examples, whose gradient is known, and for all
 
 
-def test_a_changed_forward_goes_through_the_fallback(calls: list[int]) -> None:
+def test_a_subclass_with_its_own_forward_does_not_inherit_the_rule(calls: list[int]) -> None:
     check(Setting("louder", Louder, lambda b: (torch.randn(b, 4),)), 5, "mean")
     assert calls == []
 

@@ -184,7 +184,12 @@ def test_layers_before_the_head_may_be_compiled() -> None:
 
 
 def hooked(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks}
+    """The modules with a hook of any kind."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if any(found for kind, found in vars(module).items() if "hooks" in kind)
+    }
 
 
 def step(order: Any, model: nn.Module, size: int = SIZE) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine import Setting, call, check, doubled, losses, relative
+from engine import Setting, call, check, combinations, doubled, losses, relative
 from settings_models import SETTINGS, Encoder, bert, masked, words
 from torch import Tensor, nn
 
@@ -14,10 +14,7 @@ from ordain.gradients import ExactSource, memory
 WIDE = [Setting("wide", lambda: nn.Linear(24, 24), lambda b: (torch.randn(b, 3, 24),))]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-    ("setting", "size"), [pytest.param(s, size, id=f"{s.name}-{size}") for s in SETTINGS for size in s.sizes]
-)
+@pytest.mark.parametrize(("setting", "size", "reduction"), combinations(SETTINGS))
 def test_a_model_is_the_loop(setting: Setting, size: int, reduction: str) -> None:
     check(setting, size, reduction)
 

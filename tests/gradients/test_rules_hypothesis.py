@@ -23,6 +23,22 @@ def several(data: st.DataObject, number: int, low: int, high: int) -> tuple[int,
     return tuple(data.draw(st.lists(st.integers(low, high), min_size=number, max_size=number)))
 
 
+@SOME
+@given(st.data(), SIZES, REDUCTIONS, st.booleans(), st.booleans())
+def test_bilinear(data: st.DataObject, size: int, reduction: str, bias: bool, same: bool) -> None:
+    first, second, outputs = several(data, 3, 1, 5)
+    more = several(data, data.draw(st.integers(0, 2)), 1, 4)
+    second = first if same else second
+
+    def build() -> nn.Module:
+        return nn.Bilinear(first, second, outputs, bias=bias)
+
+    def inputs(b: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(b, *more, first), torch.randn(b, *more, second)
+
+    check(Setting("", build, inputs), size, reduction)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @SOME
 @given(st.data(), SIZES, REDUCTIONS, st.sampled_from([1, 2, 3]))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils._pytree import tree_map
 
-N = 20  # examples
+N = 17  # examples
 VOCABULARY, CLASSES, WIDTH = 7, 3, 8
 Batch = dict[str, Tensor]
 

@@ -260,3 +260,19 @@ def test_an_empty_batch_is_nothing() -> None:
 def test_messages_have_three_parts() -> None:
     error = OrdainError("a", expected="b", remedy="C.")
     assert str(error) == "got a; expected b. C."
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.float64])
+def test_gradients_of_another_dtype_in_mid_epoch(first: torch.dtype) -> None:
+    """Nothing changes, and the epoch goes on with gradients of the dtype that it began with."""
+    other = torch.float64 if first is torch.float32 else torch.float32
+    order, plain = Herding(None, 8), Herding(None, 8)
+    grads = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)))
+    for one in (order, plain):
+        drawn = list(one.sampler)
+        one.observe(grads[drawn[:4]].to(first))
+        if one is order:
+            with pytest.raises(GradientError, match=rf"of {other}; expected {first}.*Convert them"):
+                one.observe(grads[drawn[4:]].to(other))
+        one.observe(grads[drawn[4:]].to(first))
+    assert list(order.sampler) == list(plain.sampler)

@@ -41,7 +41,7 @@ from torch.nn.functional import cross_entropy
 from ordain import Always, Every, FixedOrder, GraB, Schedule, Until
 from ordain.errors import GradientError, StepError
 
-SEQUENCES = settings(max_examples=max(200, settings.default.max_examples), stateful_step_count=30)
+SEQUENCES = settings(stateful_step_count=30)
 UNITS: dict[str, Callable[[int], Any]] = {
     "grab-units": lambda n: GraB(None, n, group=3),
     "grab-pair-units": lambda n: GraB(None, n, centering="pair", group=2),

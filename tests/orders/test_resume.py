@@ -224,9 +224,8 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["order", "loader", "both"])
 @pytest.mark.parametrize("options", LOADERS)
-def test_resumed_with_a_stateful_loader(options: str, how: str) -> None:
+def test_resumed_with_a_stateful_loader(options: str) -> None:
     """By the order alone, by the loader's state, and by both, which do not add up."""
     keywords = LOADERS[options]
     whole = Run("grab", **{name: value for name, value in keywords.items() if name == "drop_last"}).go()
@@ -234,12 +233,13 @@ def test_resumed_with_a_stateful_loader(options: str, how: str) -> None:
     stops = (1, 2, steps, steps + 2, -1) if not keywords.get("num_workers") else (2, steps, -1)
     for stop in stops:
         stopped = Run("grab", stateful=True, **keywords).go(stop)
-        found = Run("grab", stateful=True, **keywords).load(stopped.saved, loader=how != "order")
-        if how == "both":
-            found.order.resume()
-        found.go()
-        assert stopped.seen + found.seen == whole.seen
-        assert found.end() == whole.end()
+        for how in ("order", "loader", "both"):
+            found = Run("grab", stateful=True, **keywords).load(stopped.saved, loader=how != "order")
+            if how == "both":
+                found.order.resume()
+            found.go()
+            assert stopped.seen + found.seen == whole.seen
+            assert found.end() == whole.end()
 
 
 @pytest.mark.parametrize("name", sorted(ORDERS))

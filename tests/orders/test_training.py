@@ -63,8 +63,7 @@ def word_for_word(task: Task, first: list[int], *, paired: bool, balancer: Balan
     return orders
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("balancer", ["deterministic", "walk"])
+@pytest.mark.parametrize(("balancer", "momentum"), [("deterministic", 0.9), ("walk", 0.0)])
 @pytest.mark.parametrize("centering", ["mean", "pair"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_finds_the_orders_of_the_reference(name: str, centering: str, balancer: str, momentum: float) -> None:

@@ -197,7 +197,7 @@ def pair_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Materialized(ParamGrads):
-    """Gradients that are held as they are, ``[B, rows, cols]``: biases, norms, and what the fallback computes."""
+    """Gradients that are held as they are, ``[B, rows, cols]``: biases, norms, and what the graph gives."""
 
     kind = "materialized"
 

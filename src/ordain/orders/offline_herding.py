@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ordain import herding
 from ordain.balancing.state import broken, check_vectors
 from ordain.balancing.step import ASIDE, Decision
-from ordain.errors import InputError, MemoryLimitError
+from ordain.errors import GradientError, InputError, MemoryLimitError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import scratch, shrinking
 from ordain.orders.arrangement import Arrangement
@@ -117,6 +117,12 @@ class HerdingLearner:
     def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
         if self._fresh and not self._rehearsing:
             return Decision(slots[:0], np.empty(0, dtype=np.int8))
+        if self._stored is not None and self._stored.dtype is not batch.dtype:
+            raise GradientError(
+                f"gradients of {batch.dtype}",
+                expected=f"{self._stored.dtype}, as earlier in this epoch",
+                remedy="Convert them: what is stored of an epoch has one dtype.",
+            )
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(len(self._counts), batch.dim, dtype=batch.dtype)

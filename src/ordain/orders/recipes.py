@@ -56,6 +56,7 @@ def _stratified(model: nn.Module | None, n: Any, *, labels: Any = None, **option
     return _oblivious(Stratified)(model, labels, **options)
 
 
+_LAZY = Every(3, after=2)  # the first two epochs, then one in three
 ORDERS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -73,6 +74,11 @@ ORDERS: dict[str, Recipe] = {
         Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
         Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1))),
-        Recipe("grab-lazy", "GraB, every third epoch", partial(GraB, learn=Every(3, after=2))),
+        Recipe("grab-lazy", "GraB, every third epoch", partial(GraB, learn=_LAZY)),
+        Recipe(
+            "grab-head-lazy",
+            "GraB, pairs, by the head, every third epoch",
+            partial(GraB, centering="pair", params="head", learn=_LAZY),
+        ),
     )
 }

@@ -1,4 +1,4 @@
-"""Linear layers: W's gradient is b a', the bias's is b."""
+"""Linear and bilinear layers: W's gradient is b a', the bias's is b."""
 
 from __future__ import annotations
 
@@ -22,17 +22,35 @@ def transposed_linear(module: nn.Module, uses: list[Use]) -> dict[Names, ParamGr
     return {"weight": OuterProduct(b, a), "bias": Materialized(b.sum(dim=1, keepdim=True))}
 
 
+@register_rule(nn.Bilinear)
+def bilinear(module: nn.Bilinear, uses: list[Use]) -> dict[Names, ParamGrads]:
+    """Inputs x ``[B, *, in1]`` and z ``[B, *, in2]``: the gradient of W ``[out, in1, in2]`` is b x' z', over all three.
+
+    Two of them are multiplied first, those that leave fewer numbers.
+    """
+    inputs = [[use.batch_first(use.argument(i, f"input{i + 1}"), 0) for use in uses] for i in range(2)]
+    x, z, b = (_joined(several, uses[0].size) for several in (*inputs, [use.grad() for use in uses]))
+    if module.out_features >= module.in2_features:
+        return affine(_outer(x, z), b, bias=module.bias is not None)
+    found: dict[Names, ParamGrads] = {"weight": OuterProduct(z, _outer(b, x))}
+    return found if module.bias is None else found | {"bias": Materialized(b.sum(dim=1, keepdim=True))}
+
+
 def along_steps(uses: list[Use]) -> tuple[Tensor, Tensor]:
     """Inputs ``[B, T, in]`` and output gradients ``[B, T, out]`` of all uses, one after the other along T."""
-    pairs = [(_steps(use.input(), use.size), _steps(use.grad(), use.size)) for use in uses]
-    if len(pairs) == 1:
-        return pairs[0]
-    a, b = zip(*pairs, strict=True)
-    return torch.cat(a, dim=1), torch.cat(b, dim=1)
+    size = uses[0].size
+    return _joined([use.input() for use in uses], size), _joined([use.grad() for use in uses], size)
 
 
-def _steps(tensor: Tensor, size: int) -> Tensor:
-    return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor.reshape(size, -1, tensor.shape[-1])
+def _joined(several: list[Tensor], size: int) -> Tensor:
+    """``[B, *, F]`` each, as one ``[B, T, F]``."""
+    flat = [t.unsqueeze(1) if t.ndim == 2 else t.reshape(size, -1, t.shape[-1]) for t in several]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+
+def _outer(u: Tensor, v: Tensor) -> Tensor:
+    """``[B, T, F]`` and ``[B, T, G]`` to all products ``[B, T, F G]``."""
+    return (u[..., None] * v[..., None, :]).flatten(2)
 
 
 def affine(a: Tensor, b: Tensor, *, bias: bool, names: tuple[str, str] = ("weight", "bias")) -> dict[Names, ParamGrads]:

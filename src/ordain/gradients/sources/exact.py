@@ -23,13 +23,14 @@ from ordain._context import undisturbed
 from ordain.errors import InputError, OrdainError, OrdainWarning, StateError, UnsupportedModuleError
 from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
-from ordain.gradients.layout import batch_size
+from ordain.gradients.layout import batch_size, tensors_in
 from ordain.gradients.memory import shrinking
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.recurrent import cell, recurrent
 from ordain.gradients.sources.backward import own_run
+from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import refuse_mixed, run_alone
@@ -90,6 +91,7 @@ class ExactSource:
         self._others = {p for p in self._model.parameters() if p not in self._offsets}  # left out, or not trainable yet
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._split = any(is_split(p) for p in self._offsets)
+        self._causes = Causes(self._offsets)
         self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
         self._owned = {  # a rule that watches its module answers for submodules
             module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
@@ -158,7 +160,7 @@ class ExactSource:
         alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
         try:
             for run in alone:
-                refuse_mixed(output, run)
+                refuse_mixed(self._model, output, run)
         except UnsupportedModuleError as error:
             record.result = error
         if not outputs or not record.size or self._split:
@@ -170,6 +172,7 @@ class ExactSource:
             return
         sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
         graph = Graph([node for node, _ in outputs], sinks)
+        self._causes.look_at(graph, tensors_in(output))
         plan = self._known.look_at(record, graph)
         plan = plan if self._by_graph and not new else None
         new = new or record.own_layouts or (plan is None and bool(self._by_graph))
@@ -236,7 +239,9 @@ class ExactSource:
         added = [p for p in self._by_graph if p not in before]
         if added and understood and not self._checks.contiguous and not record.own_layouts:
             name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
-            raise self._unexplained(name, f"was explained by its layer in earlier batches, and is no longer: {reason}")
+            raise self._causes.of_a_row(
+                name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
+            )
         if new:
             self._known.conclude(record, inspection, seen=seen)
 
@@ -278,7 +283,7 @@ class ExactSource:
                 continue
             offset, name = self._offsets[p]
             if inspection is None or inspection.failed or (record.size > 1 and inspection.rows is None):
-                raise self._unexplained(name, reason, "" if inspection is None else inspection.failed)
+                raise self._causes.of_a_row(name, reason, "" if inspection is None else inspection.failed)
             rows = inspection.found[0].get(p) if record.size == 1 else inspection.rows.of(p)
             if rows is not None:
                 found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
@@ -287,7 +292,7 @@ class ExactSource:
             given = {p: self._offsets[p] for p in self._by_graph if p.requires_grad}
             wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
             for p in wrong:
-                raise self._unexplained(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
+                raise self._causes.of_a_row(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
         return batch
 
     def _apply_rule(
@@ -325,25 +330,10 @@ class ExactSource:
     def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
         ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
         for p in differing(batches, ones, arrived, self._offsets, **self._how()):
-            raise UnsupportedModuleError(
-                f"parameter {self._offsets[p][1]!r} with a gradient that the calls of its module do not explain",
-                expected="parameters that only forwards which the order watches use, and a loss of outputs only",
-                remedy="If the loss has a penalty on the weights, move it to the optimizer's weight_decay=; if a "
-                "forward shall not count, run it inside order.ignore(); or leave the parameter out with "
-                f"params=lambda name: name != {self._offsets[p][1]!r}.",
-            )
+            raise self._causes.of_a_sum(p, self._offsets[p][1], twice=self._hooks.twice)
 
     def _how(self) -> dict[str, bool]:
         return {"mean": self._mean, "coarse": self._hooks.coarse}
-
-    def _unexplained(self, name: str, reason: str, more: str = "") -> UnsupportedModuleError:
-        return UnsupportedModuleError(
-            f"parameter {name!r}, of which no example's own gradient is known: {reason}{f' ({more})' if more else ''}",
-            expected="a model that treats each example by itself",
-            remedy="Look for what mixes the examples of a batch (statistics over the batch, a permutation of it), "
-            f"leave the parameter out with params=lambda name: name != {name!r}, or order whole batches with "
-            "group=batch_size and gradients='microbatch'.",
-        )
 
     def _place(self, module: nn.Module, name: str) -> int:
         """The offset of a module's parameter; negative if it takes no part."""

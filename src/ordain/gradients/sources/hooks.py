@@ -89,6 +89,7 @@ class Hooks:
         paths: the watched modules and their names.
         sharded: which parameter stands for which.
         coarse: has anything been computed in less than float32?
+        twice: has a backward kept its own graph, to be differentiated again?
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class Hooks:
         self._batch_dim, self._whole, self._listener = batch_dim, whole, listener
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
-        self.coarse = False
+        self.coarse = self.twice = False
         self._ignoring = False
         self._ignored = False  # has there been a forward since the last step() that does not count?
         self._count = 0
         self._pass: Pass | None = None  # the forward that is running
+        self._open = 0  # forwards that have begun since none was running, and not ended
         self._ready: dict[int, Pass] = {}  # those that a backward has reached, and come to its end
         self._backwards = Backwards(self._finish, None if any(map(is_split, self._params)) else model)
         self._diverted: dict[Any, Any] | None = None  # where gradients of some examples alone go
@@ -198,7 +200,7 @@ class Hooks:
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if model is not self._model or running() or not torch.is_grad_enabled():
             return
-        self._pass = None
+        nested, self._open, self._pass = self._open if self._pass is not None else 0, 0, None
         if self._ignoring:
             self._ignored = True
             return
@@ -229,15 +231,22 @@ class Hooks:
         self._count += 1
         record = Pass(self._count, batch_sizes((args, kwargs), self._batch_dim))
         self._listener.forward_began(record, (args, kwargs))
-        self._pass = record
+        self._pass, self._open = record, nested + 1
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         record = self._pass
-        if record is None or model is not self._model or running() or not torch.is_grad_enabled():
+        if model is not self._model or running() or not torch.is_grad_enabled() or not self._open:
             return
-        self._pass = None
+        self._pass, self._open = None, self._open - 1
         if output is None:
             return  # the forward raised
+        if record is None:  # a forward that began before the last one, and ends after it
+            self._open = 0
+            raise UnsupportedModuleError(
+                "a model whose forward calls the model itself",
+                expected="one call of the model for each batch",
+                remedy="Move what is repeated to a submodule, or to a method that the forward calls (self.block(x)).",
+            )
         found = (output,) if isinstance(output, Tensor) else tensors_in(output)
         leaves: list[Any] = [t for t in found if t.grad_fn is not None]
         record.size = batch_size(record.sizes, [leaf.shape for leaf in leaves], self._batch_dim)
@@ -339,6 +348,7 @@ class Hooks:
 
     def _bring(self, record: Pass) -> bool:
         """The backward that is running has reached ``record``. Does it count?"""
+        self.twice |= torch.is_grad_enabled()
         brought = self._backwards.here()
         if brought is not None and record.number not in brought:
             brought[record.number] = record

@@ -16,6 +16,11 @@ from ordain.errors import UnsupportedModuleError
 from ordain.gradients.layout import tensors_in
 from ordain.gradients.sources.graph import Graph
 
+_BAGS = (
+    "If the model takes the offsets of an EmbeddingBag, which count ids of the whole batch, pass the ids as one tensor "
+    "[B, N] without offsets instead (padding_idx= fills up shorter bags). "
+)
+
 
 class Alone(NamedTuple):
     """What a model made of some examples alone.
@@ -55,7 +60,7 @@ def run_alone(model: nn.Module, inputs: Any, chosen: Tensor, batch_dim: int) -> 
         return None
 
 
-def refuse_mixed(output: Any, alone: Alone) -> None:
+def refuse_mixed(model: nn.Module, output: Any, alone: Alone) -> None:
     """Raise if outputs of the chosen examples are not what they are ``alone``."""
     chosen = alone.chosen
     size, some = len(chosen), int(chosen.sum())
@@ -75,7 +80,8 @@ def refuse_mixed(output: Any, alone: Alone) -> None:
             raise UnsupportedModuleError(
                 "a model whose output for an example depends on the other examples of the batch",
                 expected="a model that treats each example by itself",
-                remedy="Look for statistics over the batch (F.batch_norm, x.mean(0)) or a permutation of it in its "
+                remedy=(_BAGS if any(isinstance(module, nn.EmbeddingBag) for module in model.modules()) else "")
+                + "Look for statistics over the batch (F.batch_norm, x.mean(0)) or a permutation of it in its "
                 "forward, or for a layer that takes another dimension for the batch (batch_first=, batch_dim=); or "
                 "order whole batches with group=batch_size and gradients='microbatch'.",
             )
