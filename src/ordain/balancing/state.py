@@ -89,7 +89,7 @@ class BalanceState:
         self.waiting = {name: vector.double() for name, vector in self.waiting.items()}
         self._hold(self.table.double())
         if not self.paired:
-            self.mean_inner, self.mean_square = (self.table[:2] @ self.table[1]).tolist()
+            self.mean_inner, self.mean_square = (self.table[:2] @ self.table[1]).cpu().tolist()
 
     def next_pass(self) -> None:
         """The pass is over: its mean becomes m (Alg. 4's m_{k+1}), and s starts at zero."""
