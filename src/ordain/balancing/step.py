@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ordain.balancing.deciding import Signs, decide, put, uniforms
 from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
+from ordain.balancing.one_row import sign_row
 from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
 from ordain.balancing.vectors import exact_dtype, signed_vectors
@@ -41,6 +42,9 @@ class Batch(Rows, Protocol):
 
     def double(self) -> Batch | None:
         """The same vectors in float64; None if that cannot be had."""
+
+    def one_row(self) -> Sequence[Tensor] | None:
+        """The parts of the one vector, flat and one after the other; None unless B is 1 and it is held like that."""
 
     def linear_layer(self) -> Layer | None:
         """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
@@ -89,6 +93,11 @@ def balance(
         layer_signs = _sign_layer(state, table, layer, state.compiled, stream)
         if layer_signs is not None:
             return _decided(state, layer_signs, slots)
+    whole = sizes is None and "part" not in state.waiting
+    if whole and state.compiled is not None and (row := batch.one_row()) is not None:
+        row_signs = sign_row(state, table, row, slots, stream)
+        if row_signs is not None:
+            return _decided(state, *row_signs)
     rows, grouping, weights = (batch, None, None) if plain else _combined(state, batch, slots, sizes)
     known = table[:1] if paired else table[:2]
     gram, dots = batch.paired_products(known) if plain and paired else rows.products(known)

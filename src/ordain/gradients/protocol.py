@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -82,6 +83,10 @@ class Gradients(ABC):
 
     def double(self) -> Gradients | None:
         """The same gradients in float64, for products that cancel in float32; None if that cannot be had."""
+        return None
+
+    def one_row(self) -> Sequence[Tensor] | None:
+        """The parts of the one gradient, flat and one after the other; None unless B is 1 and it is held like that."""
         return None
 
     def linear_layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:
