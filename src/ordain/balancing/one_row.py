@@ -51,7 +51,7 @@ def sign_row(
 
 def _sign_centred(state: BalanceState, table: Tensor, row: Parts, stream: int) -> int | None:
     """With z = g - m and s = P - E m."""
-    signed, mean, total = (_parts(vector, row) for vector in table)
+    signed, mean, total = _in_parts(row, *table.unbind())
     inner, along, raw = _products((signed, row), (mean, row), (row, row))
     inner -= state.mean_inner + state.surplus * (along - state.mean_square)
     square = raw - 2.0 * along + state.mean_square
@@ -72,7 +72,7 @@ def _sign_centred(state: BalanceState, table: Tensor, row: Parts, stream: int) -
 
 def _sign_pair(state: BalanceState, table: Tensor, first: Tensor, row: Parts, stream: int) -> int | None:
     """With z = first - g."""
-    signed, waited = _parts(table[0], row), _parts(first, row)
+    signed, waited = _in_parts(row, table[0], first)
     before, after, own, both, raw = _products(
         (signed, waited), (signed, row), (waited, waited), (waited, row), (row, row)
     )
@@ -87,8 +87,10 @@ def _sign_pair(state: BalanceState, table: Tensor, first: Tensor, row: Parts, st
     return sign
 
 
-def _parts(vector: Tensor, row: Parts) -> Parts:
-    return torch.split(vector, [len(part) for part in row])
+def _in_parts(row: Parts, *vectors: Tensor) -> list[Parts]:
+    """Vectors cut as the row is."""
+    sizes = [part.numel() for part in row]
+    return [vector.split_with_sizes(sizes) for vector in vectors]
 
 
 def _products(*pairs: tuple[Parts, Parts]) -> list[float]:
