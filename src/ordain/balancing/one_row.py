@@ -51,8 +51,12 @@ def sign_row(
 
 def _sign_centred(state: BalanceState, table: Tensor, row: Parts, stream: int) -> int | None:
     """With z = g - m and s = P - E m."""
-    signed, mean, total = _in_parts(row, *table.unbind())
-    inner, along, raw = _products((signed, row), (mean, row), (row, row))
+    signed, total = _in_parts(row, table[0], table[2])
+    # Both products in one pass: half the time of two.
+    known = zip(table[:2].split_with_sizes([part.numel() for part in row], dim=1), row, strict=True)
+    products = [product for both, part in known for product in (torch.mv(both, part), torch.dot(part, part)[None])]
+    found = torch.cat(products).cpu().tolist()
+    inner, along, raw = (sum(found[number::3]) for number in range(3))
     inner -= state.mean_inner + state.surplus * (along - state.mean_square)
     square = raw - 2.0 * along + state.mean_square
     if not state.mean_square:
