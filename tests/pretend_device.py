@@ -24,7 +24,7 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
-        made = Tensor._make_wrapper_subclass(
+        made = torch.Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=ELSEWHERE
         )
         made.inner = inner
