@@ -14,8 +14,7 @@ import torch
 
 from benchmarks import step
 from benchmarks.timing import interleaved, median_ratio
-from ordain import GraB
-from ordain.gradients import Factored
+from ordain.gradients import Dense, Factored
 from ordain.gradients.param_grads import OuterProduct, ParamGrads
 
 ROUNDS = 16
@@ -42,11 +41,20 @@ def without_scratch() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_one_row() -> Iterator[None]:
+    """A whole batch's gradient in parts, without a Gram matrix."""
+    with mock.patch.object(Dense, "one_row", return_value=None):
+        yield
+
+
 PATHS = {
     "compiled linear layer": without_linear_layer,
     "sums by sign": without_sums_by_sign,
     "scratch buffers": without_scratch,
 }
+ONE_ROW = {"one row": without_one_row}
+PATHS_OF = {"mean": PATHS, "pair": PATHS, "whole batches, mean": ONE_ROW, "whole batches, pair": ONE_ROW}
 
 
 def switched(job: Callable[[], object], off: Callable[[], Iterator[None]] | None) -> Callable[[], object]:
@@ -64,14 +72,12 @@ def run() -> dict[str, float]:
     torch.set_num_threads(1)
     results: dict[str, float] = {}
     for name, case in step.CASES.items():
-        for centering in ("mean", "pair"):
-            jobs = {
-                key: switched(step.job(case, lambda model, n, c=centering: GraB(model, n, centering=c)), off)  # type: ignore[misc]
-                for key, off in {"all": None, **PATHS}.items()
-            }
+        builds = {**step.ORDERS, **step.whole_batches(case.size)}
+        for order, paths in PATHS_OF.items():
+            jobs = {key: switched(step.job(case, builds[order]), off) for key, off in {"all": None, **paths}.items()}
             with mock.patch("benchmarks.timing.time.perf_counter", time.process_time):
                 seconds = interleaved(jobs, rounds=ROUNDS)
-            worth = {key: median_ratio(seconds[key], seconds["all"]) for key in PATHS}
-            print(f"  {name}, {centering}: " + ", ".join(f"without {key} {value:.2f}x" for key, value in worth.items()))
-            results |= {f"{key}, {name}, {centering}": value for key, value in worth.items()}
+            worth = {key: median_ratio(seconds[key], seconds["all"]) for key in paths}
+            print(f"  {name}, {order}: " + ", ".join(f"without {key} {value:.2f}x" for key, value in worth.items()))
+            results |= {f"{key}, {name}, {order}": value for key, value in worth.items()}
     return results

@@ -1,7 +1,8 @@
 """What ordering adds to a training step: the same loop under each order, interleaved, one thread.
 
 Batches are made beforehand, so that a step is forward, loss, backward, ordering and optimizer, and the drawing of
-indices; ``with a loader`` takes single examples from a DataLoader instead.
+indices; ``with a loader`` takes single examples from a DataLoader instead. ``whole batches`` are units of the size of a
+batch, ordered by ``gradients="microbatch"``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from itertools import cycle, islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from ordain.study.tasks.language import LanguageModel
 
 ROUNDS = 30  # short ones: a machine that others use is slow for seconds at a time
 WARM_UP = 40  # steps
+BATCHES = 8  # different ones: of one batch again and again, whole gradients differ by nothing but rounding
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ CASES = {
     "bert": Case(tiny_bert, tokens(32, 30_522, classes=2), 32, 4),
     "lstm": Case(lambda: LanguageModel(10_000), tokens(35, 10_000), 20, 4),
 }
-ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
+Build = Callable[[nn.Module, int], Order]
+ORDERS: dict[str, Build] = {
     "rr": lambda model, n: RandomReshuffling(n),
     "mean": lambda model, n: GraB(model, n),
     "pair": lambda model, n: GraB(model, n, centering="pair"),
@@ -68,25 +71,32 @@ ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
 }
 
 
+def whole_batches(size: int) -> dict[str, Build]:
+    def build(centering: Literal["mean", "pair"]) -> Build:
+        return lambda model, n: GraB(model, n, centering=centering, gradients="microbatch", group=size)
+
+    return {"whole batches, mean": build("mean"), "whole batches, pair": build("pair")}
+
+
 def loss_of(output: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
-def job(case: Case, build: Callable[[nn.Module, int], Order]) -> Callable[[], Any]:
+def job(case: Case, build: Build) -> Callable[[], Any]:
     """A function that makes a round of training steps."""
     torch.manual_seed(0)
     model = case.build()
     n = case.size * (case.steps * (ROUNDS + 1) + WARM_UP)  # one epoch: its end comes rarely
     order = build(model, n)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    x, y = case.batch(n if case.loader else case.size)
+    several = [case.batch(n if case.loader else case.size) for _ in range(1 if case.loader else BATCHES)]
 
     def draw() -> Iterator[tuple[Tensor, Tensor]]:
         if case.loader:
-            yield from DataLoader(TensorDataset(x, y), batch_size=case.size, sampler=order.sampler)
+            yield from DataLoader(TensorDataset(*several[0]), batch_size=case.size, sampler=order.sampler)
         else:
-            for _ in BatchSampler(order.sampler, case.size, drop_last=False):
-                yield x, y
+            for _, batch in zip(BatchSampler(order.sampler, case.size, drop_last=False), cycle(several), strict=False):
+                yield batch
 
     batches = draw()
 
@@ -105,14 +115,14 @@ def run(names: list[str] | None = None) -> dict[str, float]:
     results: dict[str, float] = {}
     for name in names or CASES:
         case = CASES[name]
-        jobs = {order: job(case, build) for order, build in ORDERS.items()}
+        jobs = {order: job(case, build) for order, build in (ORDERS | whole_batches(case.size)).items()}
         for _ in range(WARM_UP // case.steps):  # the first passes are inspected, later ones rarely
             for one in jobs.values():
                 one()
         seconds = interleaved(jobs, rounds=ROUNDS)
         base = statistics.median(seconds["rr"]) / case.steps
-        ratios = {order: median_ratio(seconds[order], seconds["rr"]) for order in ORDERS if order != "rr"}
+        ratios = {order: median_ratio(seconds[order], seconds["rr"]) for order in jobs if order != "rr"}
         results |= {f"{name}, {order}": ratio for order, ratio in ratios.items()}
-        shown = ", ".join(f"{order} {ratio:.2f}x" for order, ratio in ratios.items())
-        print(f"  {name}, B={case.size}: RR {base * 1e3:.3f} ms a step; {shown}")
+        said = "; ".join(f"{order} {ratio:.2f}x" for order, ratio in ratios.items())
+        print(f"  {name}, B={case.size}: RR {base * 1e3:.3f} ms a step; {said}")
     return results

@@ -58,11 +58,11 @@ def test_all_operations(form: str) -> None:
     assert torch.equal(batch.rows(), rows)
     sent = [grads.materialize(0, 1).flatten(1) for _, grads in batch.by_parameter()[0]]
     assert torch.equal(torch.cat(sent, dim=1), rows)
-    signs = np.array([1, -1, -1, 1, 1], dtype=np.int8)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
     for count in (1, 2):
         out = torch.ones(count, 7, dtype=torch.float64)
         batch.add_signed(signs, out)
-        wanted = torch.stack([torch.from_numpy(signs).double() @ rows, rows.sum(dim=0)])
+        wanted = torch.stack([signs @ rows, rows.sum(dim=0)])
         torch.testing.assert_close(out, 1 + wanted[:count])
     pairs = rows[:4:2] - rows[1:4:2]
     gram, dots = batch.select(torch.arange(4)).paired_products(vectors)
@@ -265,15 +265,15 @@ def test_signed_differences_are_the_weighted_sum(room: int, monkeypatch: pytest.
         (33, OuterProduct(random(6, 16, 11), random(6, 16, 13))),
     ]
     batch = Factored(forms, dim=176, size=6, scale=6.0, like=torch.empty(0, dtype=torch.float64))
-    signs = np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
     out = random(1, 176)
-    expected = batch.weighted_sum(torch.from_numpy(signs)[None], out=out.clone())
+    expected = batch.weighted_sum(signs[None], out=out.clone())
     vectors = random(1, 176)
     gram, dots = batch.paired_products(vectors)
     differences = batch.weighted_sum(torch.eye(6, dtype=torch.float64)[0::2] - torch.eye(6, dtype=torch.float64)[1::2])
     torch.testing.assert_close(gram.triu(), (differences @ differences.T).triu())
     torch.testing.assert_close(dots, vectors @ differences.T)
-    batch.add_signed(signs.astype(np.int8), out)
+    batch.add_signed(signs, out)
     torch.testing.assert_close(out, expected)
 
 

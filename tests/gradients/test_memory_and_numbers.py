@@ -233,8 +233,8 @@ def test_sums_that_were_cut_off_start_anew(centering: str, group: int, error: ty
     class Cut(Dense):
         """A batch whose sums are cut off half way."""
 
-        def add_signed(self, signs: Any, out: Tensor) -> None:
-            self.weighted_sum(torch.from_numpy(signs)[None], out=out)
+        def add_signed(self, signs: Tensor, out: Tensor) -> None:
+            self.weighted_sum(signs[None], out=out)
 
         def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
             if out is None:

@@ -80,6 +80,7 @@ class BalanceState:
 
     def _hold(self, table: Tensor | None) -> None:
         self.table = table
+        self._spare: Tensor | None = None
         d = 1 if table is None else table.shape[1]
         self.compiled = compiled_rule(self.balancer, n=self.count, d=d)
 
@@ -89,7 +90,7 @@ class BalanceState:
         self.waiting = {name: vector.double() for name, vector in self.waiting.items()}
         self._hold(self.table.double())
         if not self.paired:
-            self.mean_inner, self.mean_square = (self.table[:2] @ self.table[1]).tolist()
+            self.mean_inner, self.mean_square = (self.table[:2] @ self.table[1]).cpu().tolist()
 
     def next_pass(self) -> None:
         """The pass is over: its mean becomes m (Alg. 4's m_{k+1}), and s starts at zero."""
@@ -116,7 +117,18 @@ class BalanceState:
 
     def release(self) -> None:
         """Nothing will be balanced any more: free the vectors."""
-        self.table, self.waiting = None, {}
+        self.table, self._spare, self.waiting = None, None, {}
+
+    def spare(self) -> Tensor:
+        """``[d]``, a buffer for a unit that is going to wait: reused, as fresh memory costs a fault for every page."""
+        assert self.table is not None  # noqa: S101
+        if self._spare is None:
+            self._spare = torch.empty_like(self.table[0])
+        return self._spare
+
+    def wait(self, first: Tensor, slot: int) -> None:
+        """The unit in this slot has no partner yet."""
+        self.waiting, self.first_slot = {"first": first}, int(slot)
 
     def drop_part(self) -> None:
         """The incomplete unit gets no sign: its sum is dropped."""

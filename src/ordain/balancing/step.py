@@ -15,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain import _rng
-from ordain.balancing.balancers import check_signs
+from ordain.balancing.deciding import Signs, decide, put, uniforms
 from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
+from ordain.balancing.one_row import sign_row
 from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
-from ordain.kernels import CANCELLED
+from ordain.balancing.vectors import exact_dtype, signed_vectors
 
-Signs = NDArray[np.int8]
 Layer = tuple[NDArray[Any], NDArray[Any], bool, float]
 
 # Places of a unit besides +1 (front) and -1 (back). All three put it in the middle of the next order.
@@ -35,14 +34,17 @@ class Batch(Rows, Protocol):
     def paired_products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
 
-    def add_signed(self, signs: Signs, out: Tensor) -> None:
-        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1 and -1."""
+    def add_signed(self, signs: Tensor, out: Tensor) -> None:
+        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1.0 and -1.0."""
 
     def select(self, rows: Tensor) -> Batch:
         """These vectors only."""
 
     def double(self) -> Batch | None:
         """The same vectors in float64; None if that cannot be had."""
+
+    def one_row(self) -> Sequence[Tensor] | None:
+        """The parts of the one vector, flat and one after the other; None unless B is 1 and it is held like that."""
 
     def linear_layer(self) -> Layer | None:
         """Inputs ``[B, in]``, output gradients ``[B, out]``, biased, scale; None unless that is one small layer."""
@@ -91,51 +93,42 @@ def balance(
         layer_signs = _sign_layer(state, table, layer, state.compiled, stream)
         if layer_signs is not None:
             return _decided(state, layer_signs, slots)
+    whole = sizes is None and "part" not in state.waiting
+    if whole and state.compiled is not None and (row := batch.one_row()) is not None:
+        row_signs = sign_row(state, table, row, slots, stream)
+        if row_signs is not None:
+            return _decided(state, *row_signs)
     rows, grouping, weights = (batch, None, None) if plain else _combined(state, batch, slots, sizes)
     known = table[:1] if paired else table[:2]
-    found = batch.paired_products(known) if plain and paired else rows.products(known)
-    gram, dots = found[0].to("cpu", torch.float64).numpy(), found[1].to("cpu", torch.float64).numpy()
-    if not np.isfinite(gram.diagonal()).all():
+    gram, dots = batch.paired_products(known) if plain and paired else rows.products(known)
+    combined = None if weights is None else put(weights, like=gram.new_empty(0, dtype=exact_dtype(gram.device)))
+    vectors = signed_vectors(state, gram, dots, combined, narrow=batch.dtype is torch.float32)
+    found = decide(state, vectors, dim=rows.dim, stream=stream, sup=partial(_sup, state, rows, weights))
+    if not found.finite:
         return _without_bad(state, batch, slots, sizes, stream)
-    norms = np.sqrt(np.abs(gram.diagonal()))
-    if weights is not None:
-        gram = np.triu(gram) + np.triu(gram, 1).T
-        gram, dots = weights @ gram @ weights.T, dots @ weights.T
-        norms = np.abs(weights) @ norms
-    wide = batch.double() if batch.dtype is torch.float32 and _cancels(state, norms, gram, dots) else None
-    if wide is not None:
+    if found.cancels and (wide := batch.double()) is not None:
         state.widen()
         return balance(state, wide, slots, sizes=sizes, stream=stream)
-    signs, rule = _signs(state, rows, gram, dots, weights, stream)
-    by_row = signs @ weights if weights is not None else np.stack([signs, -signs], axis=1).ravel() if paired else signs
+    by_row = found.weights
+    if paired and combined is None:
+        by_row = torch.stack([by_row, -by_row], dim=1).flatten()
     unit_slots, waiting = (slots, {}) if grouping is None else (grouping.slots, _left_over(state, rows, grouping))
 
     # All signs are known, and nothing has changed before this line.
     state.changing = True
     if not paired:
-        state.surplus += float(signs.sum())
-        state.mean_inner += float(signs @ dots[1])
-    if grouping is None:
-        batch.add_signed(by_row.astype(np.int8, copy=False), table[0::2])
+        state.surplus += float(found.signs.sum())
+        state.mean_inner += found.along
+    if grouping is None or combined is None:
+        batch.add_signed(by_row.to(batch.dtype), table[0::2])
     else:
-        coefficients = np.stack([by_row, grouping.weights.sum(axis=0)][: len(known)])
-        rows.weighted_sum(torch.from_numpy(coefficients).to(rows.device, rows.dtype), out=table[0::2])
-    state.rule, state.waiting = rule, waiting
+        units = put(grouping.weights.sum(axis=0), like=by_row)
+        coefficients = torch.stack([by_row @ combined, units][: len(known)])
+        rows.weighted_sum(coefficients.to(rows.dtype), out=table[0::2])
+    state.rule, state.waiting = found.rule, waiting
     state.first_slot = int(unit_slots[-1]) if "first" in waiting else -1
     state.part_slot, state.part_count = (grouping.open_slot, grouping.open_count) if grouping else (-1, 0)
-    return _decided(state, signs, unit_slots)
-
-
-def _cancels(state: BalanceState, norms: Matrix, gram: Matrix, dots: Matrix) -> bool:
-    """Are the vectors that get signs much shorter than those they are differences of, so that float32 loses digits?"""
-    raw, squares, count = float(norms @ norms), float(gram.trace()), len(norms)
-    lost = CANCELLED * float(np.finfo(np.float32).eps)
-    if state.paired:
-        return squares < lost * raw
-    if state.mean_square:
-        return squares + float(np.sum(state.mean_square - 2.0 * dots[1])) < lost * (raw + count * state.mean_square)
-    # Without m yet only sums of what the batch has in common cancel, and they lose half as many digits.
-    return count > 3 and squares - (2.0 * float(np.triu(gram).sum()) - squares) / count < lost**2 * raw
+    return _decided(state, found.signs, unit_slots)
 
 
 def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:
@@ -152,32 +145,6 @@ def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:
     return Decision(slots, places)
 
 
-def _signs(
-    state: BalanceState, rows: Rows, gram: Matrix, dots: Matrix, weights: Matrix | None, stream: int
-) -> tuple[Signs, NDArray[np.float64]]:
-    """The balancer's signs, and what it keeps after them."""
-    inner = dots[0]
-    if not state.paired:
-        # <s, z_t> and <z_i, z_j> for s = P - E m and z = g - m, from products of P, g and m.
-        means, square = dots[1], state.mean_square
-        inner = inner - state.mean_inner - state.surplus * (means - square)
-        gram = gram - means[:, None] - means[None, :] + square
-    rule, sup = state.rule.copy(), partial(_sup, state, rows, weights)
-    u = _uniforms(state, len(inner), stream) if state.balancer.random else None
-    if state.compiled is not None:
-        from ordain.kernels.signs import batch_signs
-
-        kind, parameter = state.compiled
-        return batch_signs(kind, inner, gram, u, rule, parameter, True, sup)[0], rule
-    gram = np.triu(gram) + np.triu(gram, 1).T  # a balancer from elsewhere may look below the diagonal
-    signs = state.balancer.signs(inner, gram, n=state.count, d=rows.dim, state=rule, u=u, sup=sup)
-    return check_signs(signs, len(inner), state.balancer), rule
-
-
-def _uniforms(state: BalanceState, count: int, stream: int) -> NDArray[np.float64]:
-    return _rng.uniforms(count, seed=state.seed, stream=stream, start=state.signed)
-
-
 def _sup(state: BalanceState, rows: Rows, weights: Matrix | None, signs: Signs) -> float:
     """|s|_inf once the first few vectors of the batch have these signs."""
     table = state.allocate(rows.dim, rows.dtype, rows.device)
@@ -186,7 +153,7 @@ def _sup(state: BalanceState, rows: Rows, weights: Matrix | None, signs: Signs) 
         first = np.stack([signs, -signs], axis=1).ravel()
     by_row = np.zeros((1, rows.size))
     by_row[0, : len(first)] = first
-    s = table[:1] + rows.weighted_sum(torch.from_numpy(by_row).to(rows.device, rows.dtype))
+    s = table[:1] + rows.weighted_sum(put(by_row, like=table))
     if not state.paired:
         s.sub_(table[1], alpha=state.surplus + float(signs.sum()))
     return float(s.abs().max())
@@ -225,8 +192,8 @@ def _left_over(state: BalanceState, rows: Rows, grouping: Grouping) -> dict[str,
         left["part"] = grouping.open_weights
     if not left:
         return {}
-    sums = rows.weighted_sum(torch.from_numpy(np.stack(list(left.values()))).to(rows.device, rows.dtype))
-    return dict(zip(left, sums, strict=True))
+    like = torch.empty(0, dtype=rows.dtype, device=rows.device)
+    return dict(zip(left, rows.weighted_sum(put(np.stack(list(left.values())), like=like)), strict=True))
 
 
 def _without_bad(state: BalanceState, batch: Batch, slots: Indices, sizes: Indices | None, stream: int) -> Decision:
@@ -252,7 +219,7 @@ def _sign_layer(
 
     a, b, biased, scale = layer
     signs = np.empty(len(a) // 2 if state.paired else len(a), dtype=np.int8)
-    u = _uniforms(state, len(signs), stream) if state.balancer.random else np.zeros(len(signs))
+    u = uniforms(state, len(signs), stream) if state.balancer.random else np.zeros(len(signs))
     rule, sums = state.rule.copy(), np.array([state.surplus, state.mean_inner, state.mean_square])
     signed, mean, total = (table.numpy()[0],) * 3 if state.paired else table.numpy()
     kind, parameter = compiled

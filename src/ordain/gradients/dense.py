@@ -27,6 +27,10 @@ class Dense(Factored):
         offsets = list(accumulate((block.shape[1] for block in blocks), initial=0))
         placed = [(offset, Materialized(block.unsqueeze(1))) for offset, block in zip(offsets, blocks, strict=False)]
         super().__init__(placed, dim=offsets[-1], size=len(blocks[0]), scale=1.0, like=blocks[0])
+        self._blocks = blocks
+
+    def one_row(self) -> list[Tensor] | None:
+        return [block[0] for block in self._blocks] if self.size == 1 else None
 
 
 def as_gradients(grads: Any) -> Gradients:

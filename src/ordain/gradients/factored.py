@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -74,8 +73,8 @@ class Factored(Gradients):
             grads.add_weighted(weights, out[:, offset : offset + grads.numel])
         return out
 
-    def add_signed(self, signs: NDArray[np.int8], out: Tensor) -> None:
-        each = torch.from_numpy(signs).to(self.device, self.dtype) * self.scale
+    def add_signed(self, signs: Tensor, out: Tensor) -> None:
+        each = signs * self.scale
         for offset, grads in self.placed:
             part = out[:, offset : offset + grads.numel]
             if len(out) == 1:

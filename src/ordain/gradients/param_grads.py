@@ -265,7 +265,11 @@ class OuterProduct(ParamGrads):
 
     def add_signed(self, each: Tensor, scale: float, out: Tensor) -> None:
         # The sums over either sign's examples are half the work each. A few rows of them at a time stay in the cache
-        # until they are added and subtracted. All memory is allocated before anything is added.
+        # until they are added and subtracted. All memory is allocated before anything is added. Elsewhere than on the
+        # CPU the host would have to wait for the signs.
+        if each.device.type != "cpu":
+            super().add_signed(each, scale, out)
+            return
         try:
             sides = torch.nonzero(each > 0)[:, 0], torch.nonzero(each <= 0)[:, 0]
             halves = [(self._a[rows].reshape(-1, self.cols), self._b[rows].reshape(-1, self.rows)) for rows in sides]

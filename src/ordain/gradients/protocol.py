@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -57,10 +57,9 @@ class Gradients(ABC):
         """:meth:`products` of the differences g_1 - g_2, g_3 - g_4, ..., for an even B."""
         return differences(*self.products(vectors))
 
-    def add_signed(self, signs: NDArray[np.int8], out: Tensor) -> None:
-        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1 and -1."""
-        each = torch.from_numpy(signs).to(self.device, self.dtype)
-        self.weighted_sum(torch.stack([each, torch.ones_like(each)])[: len(out)], out=out)
+    def add_signed(self, signs: Tensor, out: Tensor) -> None:
+        """Add sum_i e_i g_i to out[0] and, if there is one, sum_i g_i to out[1], for ``[B]`` of +1.0 and -1.0."""
+        self.weighted_sum(torch.stack([signs, torch.ones_like(signs)])[: len(out)], out=out)
 
     def rows(self, out: Tensor | None = None) -> Tensor:
         """``[B, d]``, written to ``out`` if that is given."""
@@ -84,6 +83,10 @@ class Gradients(ABC):
 
     def double(self) -> Gradients | None:
         """The same gradients in float64, for products that cancel in float32; None if that cannot be had."""
+        return None
+
+    def one_row(self) -> Sequence[Tensor] | None:
+        """The parts of the one gradient, flat and one after the other; None unless B is 1 and it is held like that."""
         return None
 
     def linear_layer(self) -> tuple[NDArray[Any], NDArray[Any], bool, float] | None:

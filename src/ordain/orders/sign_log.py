@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
+from ordain.balancing.deciding import Signs
 from ordain.balancing.grouping import Indices
-from ordain.balancing.step import Signs
 
 Settle = Callable[[Indices], Indices]  # what is done to each new order: see Arrangement.settle
 

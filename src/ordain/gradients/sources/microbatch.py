@@ -72,7 +72,7 @@ class MicrobatchSource:
         if task != self._task:
             self._task, self._arriving = task, {}
         found = self._arriving
-        found[p] = found[p] + grad if p in found else grad.detach().clone()
+        found[p] = found[p] + grad if p in found else _kept(grad.detach())
 
     def forward_began(self, record: Pass, inputs: Any) -> None:
         """Nothing is known of the model, and nothing checked."""
@@ -95,9 +95,9 @@ class MicrobatchSource:
         return [Collected(self._gradient(size, grads), size) for size, grads in rows]
 
     def _gradient(self, size: int, grads: dict[Tensor, Tensor]) -> Dense:
-        row = torch.cat([grads.get(p, torch.zeros_like(p)).reshape(-1) for p in self._params])
-        row = row.to(torch.promote_types(row.dtype, torch.float32))
-        return Dense([(row / size if self._sum and size else row).unsqueeze(0)])
+        dtype = self.like.dtype
+        parts = [(grads[p] if p in grads else torch.zeros_like(p)).reshape(1, -1).to(dtype) for p in self._params]
+        return Dense([part / size for part in parts] if self._sum and size else parts)
 
     def drop(self, size: int | None = None) -> bool:
         self._hooks.drop(size)
@@ -112,3 +112,11 @@ class MicrobatchSource:
         for handle in self._handles:
             handle.remove()
         self._handles, self._rows, self._arriving = [], [], {}
+
+
+def _kept(grad: Tensor) -> Tensor:
+    """The gradient as it is now. Where torch can, it is copied only once somebody writes to it (clipping, say)."""
+    try:
+        return torch._lazy_clone(grad)
+    except RuntimeError:  # memory that is not torch's own, or a device that cannot
+        return grad.clone()
