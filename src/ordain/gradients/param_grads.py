@@ -230,6 +230,12 @@ class OuterProduct(ParamGrads):
     def materialize(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a)
 
+    def fill(self, out: Tensor) -> None:
+        if self._steps == 1:
+            torch.mul(self._b.mT, self._a, out=out.view(self.size, self.rows, self.cols))
+        else:
+            super().fill(out)
+
     def in_scratch(self, lo: int, hi: int) -> Tensor:
         out = scratch(self.size, hi - lo, self.cols, like=self._a)
         return torch.bmm(self._b[:, :, lo:hi].mT, self._a, out=out)
