@@ -29,7 +29,7 @@ _KEPT = 2**16  # hashes of longer flat gradients are drawn each time: they take 
 class Hashes:
     """Where each row and each column goes: places ``[rows]`` and ``[cols]`` in [0, k), and signs +1 and -1.
 
-    Entry (r, c) goes to the sum of their places, mod k. A few rows are kept apart: row r has ``width`` places to itself,
+    Entry (r, c) goes to the sum of their places, mod k. A few rows are kept apart: row r has ``width`` places alone,
     which brings less noise, and takes one product for an outer product. ``width`` is 0 for more rows. ``start`` is the
     number of the first row.
     """
