@@ -18,7 +18,7 @@ from ordain import GraB, RandomReshuffling, herding
 from ordain.study.runs.probe import per_example_gradients
 from ordain.study.tasks import TASKS, LoadedTask
 
-LENGTHS = (16, 64, 256, 1024, 4096)
+LENGTHS = (16, 64, 256, 512)  # of 650 numbers
 EPOCHS, SEEDS, BATCH = 10, 5, 32
 TIMED = ("logistic", "mlp", "lenet", "bert")
 

@@ -25,9 +25,10 @@ from ordain.gradients.combined import Sum
 from ordain.gradients.factored import Factored
 from ordain.gradients.layout import batch_size, tensors_in
 from ordain.gradients.memory import shrinking
-from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads, WithBias
 from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
+from ordain.gradients.rules.linear import linear
 from ordain.gradients.rules.recurrent import cell, recurrent
 from ordain.gradients.sources.backward import own_run
 from ordain.gradients.sources.causes import Causes
@@ -97,6 +98,9 @@ class ExactSource:
             module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
             for module in self._hooks.paths
         }
+        only = next(iter(self._rules)) if len(self._hooks.paths) == len(self._rules) == 1 else None
+        whole = only is not None and list(only.parameters(recurse=False)) == list(self._offsets)
+        self._layer = only if whole and only is not None and self._rules[only] is linear and not self._split else None
         self._known = Knowledge(
             self._hooks.paths, self._owned, list(self._offsets), batch_dim=self._batch_dim, blind=self._split
         )
@@ -274,6 +278,8 @@ class ExactSource:
             raise record.result
         if not record.size:
             return Factored([], dim=self._size, size=0, scale=1.0, like=self.like)
+        if (single := self._one_layer(record)) is not None:
+            return single
         found: dict[int, list[ParamGrads]] = {}  # by offset
         for module, uses in record.reached.items():
             self._apply_rule(record, module, uses, found)
@@ -294,6 +300,21 @@ class ExactSource:
             for p in wrong:
                 raise self._causes.of_a_row(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
         return batch
+
+    def _one_layer(self, record: Pass) -> Factored | None:
+        """The same in a few lines where one linear layer, called once, is all that is ordered by; None elsewhere."""
+        layer, uses = self._layer, None if self._layer is None else record.reached.get(self._layer)
+        if layer is None or not uses or record.calls != {layer: 1} or self._by_graph or record.layouts is not None:
+            return None
+        a, b = uses[0].args[0], uses[0].grads[0]
+        plain = a.ndim == b.ndim == 2 and a.dtype is b.dtype is self._dtype and len(a) == len(b) == record.size > 1
+        way = self._known.layout(record, layer, 0, 0, b) if plain else None
+        if way != (0, False) or not all(p.requires_grad for p in self._offsets):
+            return None
+        kind = WithBias if len(self._offsets) == 2 else OuterProduct
+        scale = float(record.size) if self._mean else 1.0
+        placed = [(0, kind(a.unsqueeze(1), b.unsqueeze(1)))]
+        return Factored(placed, dim=self._size, size=record.size, scale=scale, like=self.like)
 
     def _apply_rule(
         self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]

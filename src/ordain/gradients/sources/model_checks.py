@@ -46,8 +46,10 @@ def refuse_mixing(modules: list[tuple[str, nn.Module]]) -> None:
             raise UnsupportedModuleError(
                 f"{type(module).__name__} at {path!r} in training mode",
                 expected="layers that treat each example by itself",
-                remedy="Use GroupNorm or LayerNorm, put the layer in eval() mode so that it uses its running "
-                "statistics, or order whole batches: GraB(model, n, group=batch_size, gradients='microbatch').",
+                remedy="Order by the last linear layer, which BatchNorm in front of it does not disturb: "
+                "GraB(model, n, params='head'). Or use GroupNorm or LayerNorm, put the layer in eval() mode so that it "
+                "uses its running statistics, or order whole batches: GraB(model, n, group=batch_size, "
+                "gradients='microbatch').",
             )
 
 
