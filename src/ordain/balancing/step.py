@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ordain.balancing.deciding import Signs, decide, put, uniforms
+from ordain.balancing.deciding import Signs, decide, exact_dtype, put, signed_vectors, uniforms
 from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
 from ordain.balancing.one_row import sign_row
 from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
-from ordain.balancing.vectors import exact_dtype, signed_vectors
 
 Layer = tuple[NDArray[Any], NDArray[Any], bool, float]
 
@@ -94,7 +93,7 @@ def balance(
         if layer_signs is not None:
             return _decided(state, layer_signs, slots)
     whole = sizes is None and "part" not in state.waiting
-    if whole and state.compiled is not None and (row := batch.one_row()) is not None:
+    if whole and batch.size == 1 and state.compiled is not None and (row := batch.one_row()) is not None:
         row_signs = sign_row(state, table, row, slots, stream)
         if row_signs is not None:
             return _decided(state, *row_signs)

@@ -15,12 +15,16 @@ class Intake:
     Args:
         given: the length of the gradients that come, if a model is watched; None: that of the first ones.
         sketch: what is applied to those that are longer than a sketch; None: nothing.
+
+    Attributes:
+        passive: whether it has nothing to do with what comes from the model.
     """
 
     def __init__(self, given: int | None, sketch: Sketch | None) -> None:
         self.sketch = sketch
         self._given = self._coming = given
         self._fixed = given is not None
+        self.passive = self._fixed and sketch is None
 
     @property
     def dim(self) -> int | None:

@@ -408,7 +408,8 @@ class Order:
                 arrangement.places[decision.slots] = decision.places
                 if decision.not_finite:
                     arrangement.note_not_finite(decision.not_finite, cursor.epoch)
-            self._intake.confirm()
+            if not self._intake.passive:
+                self._intake.confirm()
         cursor.take(count, named=named)
 
     def _slots(self, count: int, indices: Any) -> Indices:
@@ -447,6 +448,8 @@ class Order:
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
+        if self._intake.passive:
+            return batches
         return [Collected(self._intake.take(batch.gradients), batch.examples) for batch in batches]
 
     def _given(self, grads: Any) -> Collected:

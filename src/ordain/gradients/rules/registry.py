@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ordain.errors import GradientError, UnsupportedModuleError
+from ordain.errors import UnsupportedModuleError
 from ordain.gradients.layout import Layout
 from ordain.gradients.param_grads import ParamGrads
 
@@ -43,20 +43,6 @@ class Use:
     layouts: dict[int, Layout] = field(default_factory=dict)
     extra: Any = None
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
-
-    def note_versions(self) -> None:
-        """The inputs are now as autograd has just used them."""
-        leaves = self.args if not self.kwargs else tree_leaves((self.args, self.kwargs))
-        self.versions = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def check_versions(self) -> None:
-        """Refuse inputs that are no longer what they were then."""
-        if [version for _, version in self.versions] != [leaf._version for leaf, _ in self.versions]:
-            raise GradientError(
-                f"an input of {self.path or 'the model'!r} that was changed in place after the backward",
-                expected="the batch as the model saw it until order.step() has looked at it",
-                remedy="Call order.step() before the batch's buffer is filled again.",
-            )
 
     def argument(self, place: int, name: str) -> Any:
         """The input that the forward calls ``name``, its ``place``-th; None if it was not given."""

@@ -124,9 +124,7 @@ class ExactSource:
         for record in passes:
             if isinstance(record.result, Exception):
                 raise record.result
-            for uses in record.reached.values():
-                for use in uses.values():
-                    use.check_versions()
+        self._hooks.check_inputs(passes)
         batches: list[Factored] = [record.result for record in passes]
         if arrived is not None and batches:
             self._refuse_new(self._model.parameters())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ordain.errors import StateError, StepError, UnsupportedModuleError
+from ordain.errors import GradientError, StateError, StepError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
 from ordain.gradients.sources.backward import Backwards, running, send, sending
@@ -339,7 +339,8 @@ class Hooks:
         if call not in uses:
             use.size, use.grads = record.size, {}  # not what an earlier backward through this graph brought
             uses[call] = use
-            use.note_versions()
+            leaves = use.args if not use.kwargs else tree_leaves((use.args, use.kwargs))
+            use.versions = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
         use.grads[leaf] = use.grads[leaf] + grad if leaf in use.grads else grad
 
     def _reach_output(self, record: Pass, grads: tuple[Tensor | None, ...]) -> None:
@@ -381,6 +382,17 @@ class Hooks:
             handle.remove()
         self._arrival_handles = {}
         return [ready[number] for number in sorted(ready)], arrived
+
+    @staticmethod
+    def check_inputs(passes: Sequence[Pass]) -> None:
+        """Refuse inputs that are no longer what they were when the backward came by."""
+        for use in [use for record in passes for uses in record.reached.values() for use in uses.values()]:
+            if any(leaf._version != version for leaf, version in use.versions):
+                raise GradientError(
+                    f"an input of {use.path or 'the model'!r} that was changed in place after the backward",
+                    expected="the batch as the model saw it until order.step() has looked at it",
+                    remedy="Call order.step() before the batch's buffer is filled again.",
+                )
 
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""
