@@ -17,7 +17,7 @@ def test_sharded_models(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert found == other
-    for name in ("mlp", "block"):
+    for name in ("mlp", "block", "head"):
         assert found[name]["orders"] == found[name]["expected"]
         assert len({tuple(one) for one in found[name]["orders"]}) == 4
         assert found[name]["apart"] < 1e-12

@@ -99,15 +99,20 @@ def main(folder: Path) -> None:
         return fully_shard(model, mesh=mesh, **options)
 
     found: dict[str, Any] = {}
-    for name, make, mode in (("mlp", mlp, "exact"), ("block", Block, "exact"), ("kept whole", mlp, "exact")):
+    for name, make, params in (
+        ("mlp", mlp, None),
+        ("block", Block, None),
+        ("head", Block, "head"),
+        ("kept whole", mlp, None),
+    ):
         torch.manual_seed(0)
         model = make().double()
         alone = copy.deepcopy(model)
         sharded(model)
         if name == "kept whole":
             model.set_reshard_after_backward(False)
-        orders = trained(model, GraB(model, N, distributed=mode), BATCH)
-        expected = trained(alone, GraB(alone, N, distributed=False), BATCH * size)
+        orders = trained(model, GraB(model, N, params=params), BATCH)
+        expected = trained(alone, GraB(alone, N, params=params, distributed=False), BATCH * size)
         found[name] = {"orders": orders, "expected": expected}
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
         found[name]["apart"] = max(float((p.detach().full_tensor() - q.detach()).abs().max()) for p, q in pairs)

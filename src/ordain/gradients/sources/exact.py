@@ -80,7 +80,7 @@ class ExactSource:
         self.ignore = self._hooks.ignore
         self.attach()
 
-    def _order_by(self, chosen: Mapping[str, nn.Parameter]) -> None:
+    def _order_by(self, chosen: Mapping[str, Tensor]) -> None:
         """Lay these parameters out, one after the other, and know nothing yet of the modules that own them."""
         self._offsets = places(chosen)
         self._size = sum(p.numel() for p in self._offsets)
@@ -89,18 +89,17 @@ class ExactSource:
         self._sizes = {offset: p.numel() for p, (offset, _) in self._offsets.items()}
         self._ends = {offset + numel for offset, numel in self._sizes.items()}
         self._dtype = _common_dtype(chosen)
-        self._others = {p for p in self._model.parameters() if p not in self._offsets}  # left out, or not trainable yet
+        part = self._hooks.sharded.part
+        self._others = {p for one in self._model.parameters() if (p := part(one)) not in self._offsets}  # for now
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
         self._split = any(is_split(p) for p in self._offsets)
         self._causes = Causes(self._offsets)
         self._rules = {module: rule for module in self._hooks.paths if (rule := rule_for(module)) is not None}
         self._owned = {  # a rule that watches its module answers for submodules
-            module: [p for p in module.parameters(recurse=watch_for(module) is not None) if p in self._offsets]
+            module: [p for one in module.parameters(watch_for(module) is not None) if (p := part(one)) in self._offsets]
             for module in self._hooks.paths
         }
-        only = next(iter(self._rules)) if len(self._hooks.paths) == len(self._rules) == 1 else None
-        whole = only is not None and list(only.parameters(recurse=False)) == list(self._offsets)
-        self._layer = only if whole and only is not None and self._rules[only] is linear and not self._split else None
+        self._layer = self._only_layer()
         self._known = Knowledge(
             self._hooks.paths, self._owned, list(self._offsets), batch_dim=self._batch_dim, blind=self._split
         )
@@ -109,6 +108,12 @@ class ExactSource:
             if module not in self._rules:
                 self._known.take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (recurrent, cell))
+
+    def _only_layer(self) -> nn.Module | None:
+        """The linear layer that has all the parameters, and no others; None if it takes more."""
+        found = [module for module in self._hooks.paths if self._rules.get(module) is linear and not self._split]
+        own = [id(p) for module in found for p in module.parameters(recurse=False)]
+        return found[0] if len(found) == 1 and own == [id(p) for p in self._offsets] else None
 
     @property
     def from_graph(self) -> dict[str, str]:
@@ -201,9 +206,7 @@ class ExactSource:
     def _take_head(self, record: Pass) -> None:
         calls = [(module, shapes) for (module, _), shapes in record.shapes.items()]
         head, self._searching = head_of(self._model, calls, record.size), False
-        self._hooks.narrow(head, record)
-        own = set(head.parameters(recurse=False))
-        self._order_by({name: p for name, p in choose(self._model, HEAD).items() if p in own})
+        self._order_by({self._offsets[p][1]: p for p in self._hooks.narrow(head, record)})
         count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         _log.info("ordering by %r, %s of %s parameters", self._hooks.paths[head], f"{self._size:,}", f"{count:,}")
 

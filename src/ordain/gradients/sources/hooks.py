@@ -136,18 +136,19 @@ class Hooks:
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
 
-    def narrow(self, module: nn.Module, record: Pass) -> None:
-        """From here on watch one of the modules alone; ``record`` is of a forward that has just ended."""
+    def narrow(self, module: nn.Module, record: Pass) -> list[Tensor]:
+        """Watch one of the modules alone from now on, after the forward of ``record``; returns its parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self.paths = {module: self.paths[module]}
-        own = set(module.parameters(recurse=False))
+        own = {self.sharded.part(p) for p in module.parameters(recurse=False)}
         self._params = {p: None for p in self._params if p in own}
         self._first = next(iter(self._params))
         record.calls = {module: record.calls[module]}
         record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] is module}
         self.attach()
+        return list(self._params)
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""

@@ -125,7 +125,7 @@ def described(chosen: Mapping[str, Tensor]) -> list[str]:
     return [f"{plain(name)} {list(p.shape)}" for name, p in chosen.items()]
 
 
-def places(chosen: Mapping[str, nn.Parameter]) -> dict[Tensor, tuple[int, str]]:
+def places(chosen: Mapping[str, Tensor]) -> dict[Tensor, tuple[int, str]]:
     """Each parameter's offset in the flat gradient, and its name."""
     found: dict[Tensor, tuple[int, str]] = {}
     offset = 0
