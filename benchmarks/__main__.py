@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.timing import machine
 
 HERE = Path(__file__).parent
-LONG = ("soak", "ranks", "fast_paths")  # run only when named: minutes, gigabytes, or many processes
+# Run only when named: minutes, gigabytes, many processes, or packages of others.
+LONG = ("soak", "ranks", "fast_paths", "growth", "peers", "breakdown")
 
 
 def main() -> int:
