@@ -238,7 +238,7 @@ def grab_sampler_imports() -> Iterator[None]:
     sparse.SparseTensor = object  # type: ignore[attr-defined]
     with (
         mock.patch.dict(sys.modules, {"torch_sparse": sparse}),
-        mock.patch.object(Sampler, "__init__", lambda self, data_source: None),
+        mock.patch.object(Sampler, "__init__", return_value=None),
     ):
         yield
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,18 @@ def quiet() -> Iterator[None]:
         os.close(before)
 
 
-def peak_of(go: Callable[[], object]) -> int:
-    """The most bytes of torch's CPU allocator alive during ``go``, above what was alive before."""
+def allocations(go: Callable[[], object]) -> list[int]:
+    """Bytes that torch's CPU allocator handed out (+) and took back (-) during ``go``, in turn."""
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         go()
     results: Any = found.profiler
     events = [(e.start_ns(), e.nbytes()) for e in results.kineto_results.events() if e.name() == "[memory]"]
-    alive = most = 0
-    for _, change in sorted(events, key=lambda event: event[0]):
-        alive += change
-        most = max(most, alive)
-    return most
+    return [change for _, change in sorted(events, key=lambda event: event[0])]
+
+
+def peak_of(changes: list[int]) -> int:
+    """The most bytes alive at once, above what was alive before."""
+    return max(accumulate(changes, initial=0))
 
 
 def activations_of(model: nn.Module, x: Tensor) -> int:
@@ -114,7 +116,7 @@ def measure(
     d = sum(p.numel() for p in model.parameters())
     layer = max(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in [module.weight])
     made = min(size * layer, CHUNK_NUMBERS) * FLOAT
-    return Peak(peak_of(step), kept, activations, made, size * d * FLOAT)
+    return Peak(peak_of(allocations(step)), kept, activations, made, size * d * FLOAT)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Tensor]]]] = {

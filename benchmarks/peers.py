@@ -16,8 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 from benchmarks.contenders import BY_ROWS, CASES, OURS, PEERS, Data, Epoch
-from benchmarks.memory import peak_of
+from benchmarks.memory import allocations, peak_of
 from ordain import herding
 from ordain.study.machine import provenance
 
@@ -36,6 +35,7 @@ SLOW = 0.15  # seconds of a step under reshuffling: half as many steps from here
 SHARE = 2.0  # seconds that a peer may take in a round, unless it makes only one step
 BUDGET, ROUNDS = 45.0, (3, 11)  # seconds for the rounds of a case, and how many there are at least and at most
 ALL = OURS | PEERS
+KEYS = [(case, size) for size in SIZES for case in CASES]
 PACKAGES = ("opacus", "backpack-for-pytorch", "grab-sampler")
 Record = dict[str, Any]
 
@@ -88,7 +88,7 @@ def time_case(case: str, size: int) -> Record:
             if steps[name] > 1:
                 epochs[name] = prepared(case, name, size, steps[name])
             warm += seconds_of(epochs[name])
-        except Exception as error:
+        except Exception as error:  # noqa: PERF203
             epochs.pop(name, None)
             found[name] = {"reason": f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]}
     rounds = max(ROUNDS[0], min(ROUNDS[1], int(BUDGET / warm)))
@@ -104,17 +104,20 @@ def time_case(case: str, size: int) -> Record:
     return {"load": load, "contenders": found}
 
 
-def measure_memory(case: str, name: str, size: int) -> int:
-    """The most bytes alive from making the order to the end of its first three steps."""
+def measure_memory(case: str, name: str, size: int) -> dict[str, int]:
+    """The most bytes alive above the model and the data: from the making of the order on, and in a later epoch."""
     warnings.simplefilter("ignore")
     make, batch = CASES[case]
     torch.manual_seed(0)
-    model, data = make(), Data(*batch(size * (3 if name in OURS else 2)), size)
+    model, data = make(), Data(*batch(size * (3 if name in OURS else 1)), size)
+    epochs: list[Epoch] = []
 
-    def go() -> None:
-        ALL[name](model, data)()
+    def begin() -> None:
+        epochs.append(ALL[name](model, data))
+        epochs[0]()
 
-    return peak_of(go)
+    first = allocations(begin)
+    return {"first": peak_of(first), "later": sum(first) + peak_of(allocations(epochs[0]))}
 
 
 def apart(job: Callable[..., Any], *args: Any) -> Any:
@@ -127,11 +130,7 @@ def load() -> Record:
     if FILE.exists():
         return json.loads(FILE.read_text())
     record = provenance("python -m benchmarks peers") | {"time": {}, "memory": {}}
-    for name in PACKAGES:
-        try:
-            record["versions"][name] = version(name)
-        except PackageNotFoundError:
-            record["versions"][name] = None
+    record["versions"] |= {name: version(name) for name in PACKAGES}
     return record
 
 
@@ -149,34 +148,38 @@ def spread(ratios: list[float]) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def measure(record: Record) -> None:
-    keys = [(case, size) for size in SIZES for case in CASES]
-    for number, (case, size) in enumerate(keys, 1):
+def measure_times(record: Record) -> None:
+    for number, (case, size) in enumerate(KEYS, 1):
         key = f"{case}/{size}"
         if key not in record["time"]:
-            print(f"  [{number}/{len(keys)}] {case}, B={size}: time", flush=True)
+            print(f"  time {number}/{len(KEYS)}: {case}, B={size}", flush=True)
             record["time"][key] = apart(time_case, case, size)
             save(record)
-        for name, one in record["time"][key]["contenders"].items():
-            print(f"    {name:14} {spread(one['ratios']) if 'ratios' in one else '- ' + one['reason']}", flush=True)
+            for name, one in record["time"][key]["contenders"].items():
+                print(f"    {name:14} {spread(one['ratios']) if 'ratios' in one else '- ' + one['reason']}", flush=True)
+
+
+def measure_memories(record: Record) -> None:
+    for number, (case, size) in enumerate(KEYS, 1):
+        key = f"{case}/{size}"
         memory = record["memory"].setdefault(key, {})
-        for name, one in record["time"][key]["contenders"].items():
-            if name not in memory and "ratios" in one:
-                try:
-                    memory[name] = apart(measure_memory, case, name, size)
-                except BrokenProcessPool:
-                    memory[name] = None
+        todo = [name for name, one in record["time"][key]["contenders"].items() if "ratios" in one]
+        if set(memory) >= set(todo):
+            continue
+        print(f"  memory {number}/{len(KEYS)}: {case}, B={size}", flush=True)
+        for name in todo:
+            if name not in memory:
+                memory[name] = apart(measure_memory, case, name, size)
                 save(record)
-        extra = {name: (peak - memory["RR"]) / 1e6 for name, peak in memory.items() if peak is not None}
-        print(
-            "    extra MB: " + ", ".join(f"{name} {mb:.1f}" for name, mb in extra.items() if name != "RR"), flush=True
-        )
+        extra = {name: (peak["later"] - memory["RR"]["later"]) / 1e6 for name, peak in memory.items()}
+        print("    extra MB: " + ", ".join(f"{name} {mb:.1f}" for name, mb in extra.items()), flush=True)
 
 
 def run() -> dict[str, float]:
     torch.set_num_threads(1)
     record = load()
-    measure(record)
+    measure_times(record)
+    measure_memories(record)
     from benchmarks.charts import peers_chart, peers_tables
 
     peers_chart(record, Path("docs/images/peers.png"))
