@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-nightly lint bench clean
+.PHONY: demo test test-nightly lint bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/ordain demo --out demo-out
@@ -27,6 +27,13 @@ lint: $(READY)
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
+# Other libraries, beside the environment and without what they depend on: torchvision and torch-sparse are not used here.
+# Results that are in results/peers/ already are not measured again.
+bench-peers: $(READY)
+	test -d .peers || $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .peers \
+		-r benchmarks/peers-requirements.txt
+	OMP_NUM_THREADS=1 PYTHONPATH=.peers $(BIN)/python -m benchmarks peers
+
 # torch goes first and alone: its pin decides which build every later package is content with.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -35,4 +42,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
+from benchmarks.charts import growth_chart
 from ordain import GraB, Order, RandomReshuffling, herding
 from ordain.study.machine import provenance
 
@@ -165,7 +166,5 @@ def run() -> dict[str, float]:
         shown = ", ".join(f"{size:,}: {s:.4g}" for size, s in zip(one["sizes"], one["seconds"], strict=True))
         print(f"  {name}: {curve.panel}^{results[name]:.2f}; seconds by {curve.panel}: {shown}", flush=True)
     FILE.write_text(json.dumps(record, indent=1) + "\n")
-    from benchmarks.charts import growth_chart
-
     growth_chart(record["curves"], Path("docs/images/growth.png"))
     return results

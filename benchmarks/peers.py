@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.charts import peers_chart, peers_tables, spread
 from benchmarks.contenders import BY_ROWS, CASES, OURS, PEERS, Data, Epoch
 from benchmarks.memory import allocations, peak_of
 from ordain import herding
@@ -141,13 +142,6 @@ def save(record: Record) -> None:
     part.replace(FILE)
 
 
-def spread(ratios: list[float]) -> str:
-    """The median, and the quartiles."""
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    digits = 2 if middle < 10 else 0
-    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
 def measure_times(record: Record) -> None:
     for number, (case, size) in enumerate(KEYS, 1):
         key = f"{case}/{size}"
@@ -180,8 +174,6 @@ def run() -> dict[str, float]:
     record = load()
     measure_times(record)
     measure_memories(record)
-    from benchmarks.charts import peers_chart, peers_tables
-
     peers_chart(record, Path("docs/images/peers.png"))
     print(peers_tables(record))
     results = {}

@@ -1,0 +1,122 @@
+"""Figures and tables of the slow benchmarks, for docs/performance.md."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ordain.study.style import LEGEND, finish, grid_figure, png, style
+
+TITLES = {
+    "logistic": "Logistic regression 784-10",
+    "mlp": "MLP 4 x 1024",
+    "lenet": "LeNet, 32 x 32",
+    "bert": "Tiny BERT, T = 32",
+}
+LABELS = {
+    "mean": "ours, mean",
+    "pair": "ours, pair",
+    "pair, head": "ours, pair, head",
+    "herding, head": "ours, herding, head",
+}
+AXES = {
+    "n": ("n, examples", "seconds an epoch"),
+    "d": ("d, parameters (B = 64)", "seconds a batch"),
+    "B": ("B, batch size", "seconds a batch"),
+    "T": ("T, positions of a linear layer (B = 16)", "seconds a batch"),
+}
+Record = dict[str, Any]
+
+
+def save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png(figure))
+
+
+def quartiles(ratios: list[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return low, middle, high
+
+
+def peers_chart(record: Record, path: Path) -> None:
+    figure, axes = grid_figure(11, 7.2, rows=2, columns=2, sharex=True)
+    names = list(next(iter(record["time"].values()))["contenders"])
+    for panel, case in zip(axes.flat, TITLES, strict=True):
+        for position, name in enumerate(names):
+            points = []
+            for size in (16, 64, 256):
+                one = record["time"].get(f"{case}/{size}", {"contenders": {}})["contenders"].get(name, {})
+                if "ratios" in one:
+                    points.append((size, *quartiles(one["ratios"])))
+            if points:
+                at, low, middle, high = zip(*points, strict=True)
+                look = style(position)
+                panel.plot(at, middle, label=LABELS.get(name, name), **look.line(1))
+                panel.fill_between(at, low, high, color=look.color, alpha=0.15, linewidth=0)
+        panel.set(xscale="log", yscale="log", title=TITLES[case])
+        panel.xaxis.set_major_locator(FixedLocator([16, 64, 256]))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        finish(panel)
+    for panel in axes[-1]:
+        panel.set_xlabel("batch size B")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("time of an epoch over RR's")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, **LEGEND)
+    save(figure, path)
+
+
+def growth_chart(curves: Record, path: Path) -> None:
+    figure, axes = grid_figure(11, 8, rows=2, columns=2)
+    for axis, (panel, (x, y)) in zip(axes.flat, AXES.items(), strict=True):
+        mine = {name: one for name, one in curves.items() if one["panel"] == panel}
+        for position, (name, one) in enumerate(mine.items(), 1):
+            label = f"{name.removesuffix(f', by {panel}')}: {panel}^{one['exponent']:.2f}"
+            axis.plot(one["sizes"], one["seconds"], label=label, **style(position).line(1))
+        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
+        axis.legend(**LEGEND)
+        finish(axis)
+    save(figure, path)
+
+
+def peers_tables(record: Record) -> str:
+    """Markdown: ratios with quartiles and what could not run, then memory."""
+    names = [name for name in next(iter(record["time"].values()))["contenders"] if name != "RR"]
+    head = "| model | B | RR, ms | " + " | ".join(LABELS.get(name, name) for name in names) + " |"
+    lines, memory, reasons = [head, "| --- " * (len(names) + 3) + "|"], [head.replace("RR, ms", "RR"), ""], {}
+    memory[1] = lines[1]
+    for case, title in TITLES.items():
+        for size in (16, 64, 256):
+            found = record["time"].get(f"{case}/{size}")
+            if found is None:
+                continue
+            contenders, peaks = found["contenders"], record["memory"].get(f"{case}/{size}", {})
+            reasons |= {
+                f"{name} on {case}": contenders[name]["reason"] for name in names if "reason" in contenders[name]
+            }
+            cells = [spread(contenders[name]["ratios"]) if "ratios" in contenders[name] else "-" for name in names]
+            lines.append(f"| {title} | {size} | {contenders['RR']['ms']:.2f} | " + " | ".join(cells) + " |")
+            if peaks:
+                rr = peaks["RR"]
+                cells = [extra(peaks[name], rr) if name in peaks else "-" for name in names]
+                memory.append(f"| {title} | {size} | {rr['later'] / 1e6:.1f} | " + " | ".join(cells) + " |")
+    why = [f"{what}: {reason}" for what, reason in reasons.items()]
+    return "\n".join([*lines, "", *why, "", *memory])
+
+
+def spread(ratios: list[float]) -> str:
+    """The median, and the quartiles."""
+    low, middle, high = quartiles(ratios)
+    digits = 2 if middle < 10 else 0
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def extra(peak: dict[str, int], rr: dict[str, int]) -> str:
+    """Megabytes over reshuffling in a later epoch, and in the first one where that is much more."""
+    later, first = ((peak[when] - rr[when]) / 1e6 for when in ("later", "first"))
+    return f"{later:.1f}" if first < 1.2 * later + 1 else f"{later:.1f} (first {first:.0f})"
