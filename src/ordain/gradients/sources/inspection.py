@@ -79,7 +79,8 @@ class Inspection:
     def watch_nodes(self, plan: Plan | None) -> None:
         """See what comes by at all nodes, or at those of a plan that is known."""
         for node, number in self.graph.nodes.items():
-            if plan is None or number in plan.border or number in plan.inside:
+            # A parameter's own node, which has none below it, lives on after the pass, and would keep all this alive.
+            if node.next_functions and (plan is None or number in plan.border or number in plan.inside):
                 node.register_prehook(partial(self._at_node, number))
         if plan is not None:
             self.rows = Rows(self.graph, plan, self.size)
@@ -106,16 +107,21 @@ class Inspection:
     def finish(self, *, complete: bool) -> None:
         """A backward through the graph has come to its end; or what it brought has been collected."""
         self._kept = complete
+        if not complete:
+            self._clear()
 
     def _enter(self) -> None:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self._covered = task, set()
-            if not self._kept:  # what is there is of a backward that broke off, or has been collected
-                for several in (*self.found, *self.uses):
-                    several.clear()
-                if self.rows is not None:
-                    self.rows.reset()
+            if not self._kept:
+                self._clear()  # what is there is of a backward that broke off
+
+    def _clear(self) -> None:
+        for several in (*self.found, *self.uses):
+            several.clear()
+        if self.rows is not None:
+            self.rows.reset()
 
     def _at_output(self, number: int, output: int, way: Layout, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is not None:
