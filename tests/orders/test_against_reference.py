@@ -69,7 +69,7 @@ def test_stored_gradients_are_herded(kind: str, batch_size: int) -> None:
     n, d, epochs = 20, 3, 3
     field = gradient_field(n, d)
     found = run(build(kind, n), field, epochs, batch_size=batch_size)
-    routine = reference.greedy if kind == "greedy" else partial(reference.herd, tolerance=0.02)
+    routine = reference.greedy if kind == "greedy" else partial(reference.herd, tolerance=0.2)
     for epoch in range(epochs):
         z = np.stack([field(i, epoch) for i in found[epoch]])  # Alg. 2: z_t in visiting order
         assert found[epoch + 1] == [found[epoch][t] for t in routine(z)]
@@ -88,7 +88,7 @@ def test_units_can_be_herded_too() -> None:
     found = run(Herding(None, n, group=group), field, 1, batch_size=4)
     units = [found[0][i : i + group] for i in range(0, n, group)]
     z = np.stack([np.mean([field(i, 0) for i in unit], axis=0) for unit in units])
-    assert found[1] == [i for u in reference.herd(z, tolerance=0.02) for i in units[u]]
+    assert found[1] == [i for u in reference.herd(z, tolerance=0.2) for i in units[u]]
 
 
 def test_fresh_gradients_decide_the_coming_epoch() -> None:
@@ -166,7 +166,7 @@ def test_stored_gradients_are_herded_after_learned_epochs(learn: str) -> None:
     found = run(order, field, epochs, batch_size=5)
     for epoch in range(epochs):
         z = np.stack([field(i, epoch) for i in found[epoch]])
-        herded = [found[epoch][t] for t in reference.herd(z, tolerance=0.02)]
+        herded = [found[epoch][t] for t in reference.herd(z, tolerance=0.2)]
         assert found[epoch + 1] == (herded if LEARN[learn](epoch) else found[epoch])
     assert found == [order.history(epoch).tolist() for epoch in range(epochs + 1)]
 

@@ -54,7 +54,7 @@ class Herding(Order):
         n: Any,
         *,
         rounds: int = 10,
-        tolerance: float = 0.02,
+        tolerance: float = 0.2,
         routine: Routine | None = None,
         memory_limit: int = _MEMORY,
         fresh: bool = False,
