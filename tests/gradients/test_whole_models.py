@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ordain import GraB, reference
 from ordain.errors import UnsupportedModuleError
 
-EPOCHS = 2
+EPOCHS = 3
 
 
 def forward(case: Case, indices: list[int]) -> tuple[Any, Tensor]:
