@@ -48,8 +48,8 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
         order,
         loader,
         ranks=ranks,
-        remedy="Make the order after the Accelerator, which initialises torch.distributed, and write DataLoader(dataset, "
-        "batch_size=..., sampler=order.sampler).",
+        remedy="Make the order after the Accelerator, which initialises torch.distributed, and write "
+        "DataLoader(dataset, batch_size=..., sampler=order.sampler).",
     )
     return prepare_data_loader(  # type: ignore[no-any-return]
         loader,
