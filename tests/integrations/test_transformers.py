@@ -199,6 +199,19 @@ def test_bf16(tmp_path: Path) -> None:
     assert trainer.order.set_aside == 0
 
 
+def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    monkeypatch.setitem(MODELS, "lora", (lambda: peft.get_peft_model(llama(), config), Texts(), None))
+    whole = trainer_of("lora", tmp_path, GraB, save_strategy="steps", save_steps=7)
+    whole.train()
+    rest = trainer_of("lora", tmp_path, GraB)
+    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert orders(rest) == orders(whole)
+    assert torch.equal(weights(rest), weights(whole))
+    assert len({tuple(one) for one in orders(whole)}) == EPOCHS
+
+
 def test_other_trainers_and_factories(tmp_path: Path) -> None:
     class Louder(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
