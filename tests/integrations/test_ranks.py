@@ -13,7 +13,7 @@ from launched import launched
 for package in ("accelerate", "lightning", "transformers"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
-from workers.frameworks import EPOCHS, GLOBAL, N, by_hand  # noqa: E402
+from workers.frameworks import EPOCHS, GLOBAL, N, by_hand, language  # noqa: E402
 
 from ordain.distributed.rank_view import dealt  # noqa: E402
 
@@ -74,6 +74,25 @@ def test_when_n_is_not_divisible(found: list[dict[str, Any]], name: str) -> None
         seen = [index for one in found for index in one[name]["seen"][epoch * each : (epoch + 1) * each]]
         assert set(seen) == set(range(22))
         assert len(seen) == each * ranks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_losses_over_all_labels_of_a_step(found: list[dict[str, Any]], tmp_path: Path) -> None:
+    expected = language(tmp_path, 1)
+    assert len({tuple(order) for order in expected["orders"]}) == EPOCHS
+    for one in found:
+        for name in ("language", "language, accumulated"):
+            assert one[name]["orders"] == expected["orders"]
+            same_weights(one[name]["weights"], expected["weights"])
+
+
+def test_independent_ranks_keep_and_resume_their_own(found: list[dict[str, Any]]) -> None:
+    shards = [one["independent"]["orders"] for one in found]
+    assert sorted(index for shard in shards for index in shard[0]) == list(range(N))
+    for one, shard in zip(found, shards, strict=True):
+        assert one["independent"]["seen"] == [index for order in shard for index in order]
+        assert one["independent, resumed"]["orders"] == shard
+        assert one["independent, resumed"]["weights"] == one["independent"]["weights"]
 
 
 def test_loaders_that_would_be_sharded_again(found: list[dict[str, Any]]) -> None:

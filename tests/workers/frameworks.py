@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from ordain import GraB, RandomReshuffling
 from ordain.errors import OrdainError
@@ -160,14 +160,43 @@ def arguments(folder: Path, ranks: int, accumulate: int = 1, **options: Any) -> 
     )
 
 
-def trained(folder: Path, ranks: int, resume: str | None = None, n: int = N, **options: Any) -> dict[str, Any]:
+def independent(model: nn.Module, n: int) -> GraB:
+    return GraB(model, n, distributed="independent")
+
+
+def trained(
+    folder: Path, ranks: int, resume: str | None = None, n: int = N, order: Any = GraB, **options: Any
+) -> dict[str, Any]:
     net = Net()
-    optimizers = sgd(net), None
-    optimizers = optimizers[0], torch.optim.lr_scheduler.ConstantLR(optimizers[0], factor=1.0)
+    optimizer = sgd(net)
+    optimizers = optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     args = arguments(folder, ranks, **options)
-    trainer = OrderedTrainer(model=net, args=args, train_dataset=Data(n), order=GraB, optimizers=optimizers)
+    trainer = OrderedTrainer(model=net, args=args, train_dataset=Data(n), order=order, optimizers=optimizers)
     trainer.train(resume_from_checkpoint=resume and str(folder / resume))
     return came(net, trainer.order)
+
+
+class Texts(Data):
+    """Sequences with different numbers of labels."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.randint(1, 17, (6,), generator=torch.Generator().manual_seed(index))
+        labels = ids.clone()
+        labels[3 + index % 4 :] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+def language(folder: Path, ranks: int, accumulate: int = 1) -> dict[str, Any]:
+    """A loss that is divided by the number of labels on all ranks, in all accumulated batches."""
+    torch.manual_seed(5)
+    config = LlamaConfig(vocab_size=17, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    args = arguments(folder, ranks, accumulate, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant")
+    model = LlamaForCausalLM(config).double()
+    order: Any = lambda model, n: GraB(model, n, params="head")  # noqa: E731
+    trainer = OrderedTrainer(model=model, args=args, train_dataset=Texts(), order=order)
+    trainer.train()
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"orders": [trainer.order.history(epoch).tolist() for epoch in range(EPOCHS)], "weights": flat.tolist()}
 
 
 def plain_trainer(folder: Path, ranks: int) -> str:
@@ -243,6 +272,11 @@ def main(out: Path) -> None:
     found["trainer, resumed"] = trained(folder, ranks, "checkpoint-3")
     found["trainer, accumulated"] = trained(folder, ranks, accumulate=2)
     found["trainer, n = 22"] = trained(folder, ranks, n=22)
+    found["language"] = language(folder, ranks)
+    found["language, accumulated"] = language(folder, ranks, accumulate=2)
+    folder = out / "independent"
+    found["independent"] = trained(folder, ranks, order=independent, save_strategy="steps", save_steps=1)
+    found["independent, resumed"] = trained(folder, ranks, "checkpoint-3", order=independent)
     if ranks > 1:
         found["trainer, plain"] = plain_trainer(folder, ranks)
     folder = out / "lightning"

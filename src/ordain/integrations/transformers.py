@@ -73,13 +73,13 @@ class OrderedMixin:
         options = {name: getattr(theirs, name) for name in _LOADER}
         return prepare(trainer.accelerator, self.order, DataLoader(dataset, batch_sampler=batches, **options))
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         trainer: Any = self
         folder = resume_from_checkpoint or None
         if folder is True:
             folder = get_last_checkpoint(trainer.args.output_dir)
         self._keeper.resume_from(folder)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         size, items = find_batch_size(inputs), num_items_in_batch
@@ -101,12 +101,10 @@ class OrderedMixin:
             scale = float(trainer.accelerator.num_processes)
         if self._counted:
             return scale * size / float(items)
-        told = trainer.loss_is_scaled_for_ga
-        scaled = (
-            (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
-            if told is None
-            else told
-        )
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)  # said outright by newer versions
+        if scaled is None:
+            by_model = trainer.model_accepts_loss_kwargs and items is not None
+            scaled = by_model or trainer.compute_loss_func is not None
         return scale if scaled else scale / trainer.current_gradient_accumulation_steps
 
 
