@@ -163,7 +163,7 @@ def test_refused(tmp_path: Path) -> None:
 
     class Renewed(Module):
         def train_dataloader(self) -> Any:
-            self.order = GraB(self.net, N)
+            self.order = RandomReshuffling(N)
             return super().train_dataloader()
 
     with pytest.raises(InputError, match=r"another order than in the last epoch.*reload_dataloaders_every_n_epochs"):
