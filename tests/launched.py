@@ -29,6 +29,7 @@ def launched(
         command = [str(WORKERS / "forked.py"), str(ranks)]
     command = [sys.executable, *command, str(WORKERS / script), *map(str, args)]
     paths = [str(Path(ordain.__file__).parents[1]), str(Path(__file__).parent)]
+    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     # A store of its own for each restart: the one that is shared with torchrun keeps addresses of ranks that are gone.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

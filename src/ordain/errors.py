@@ -55,5 +55,9 @@ class FetchError(OrdainError, RuntimeError):
     """Data that could not be had from their publisher: no network, another file than it should be, a full disk."""
 
 
+class MissingPackageError(OrdainError, ImportError):
+    """A framework that is not installed."""
+
+
 class OrdainWarning(UserWarning):
     """Something that does not stop training but that the user should know."""

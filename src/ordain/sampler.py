@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from itertools import islice
-from threading import get_ident
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ordain.errors import ArgumentError, InputError, StateError, StepError
+from ordain._loaders import Handed, check_loader, drawing_loader, out_of_order
+from ordain.errors import StateError, StepError
 
 _CHUNK = 4096
 
@@ -36,6 +31,10 @@ class Draws(Protocol):
     def examples(self) -> int:
         """How many examples the dataset has."""
 
+    @property
+    def shared(self) -> bool:
+        """Is this one of several processes that share the order?"""
+
     def begin(self, *, out_of_order: bool, handed: Handed | None) -> tuple[int, NDArray[np.int64], int]:
         """Start a pass, at its first draw: its ticket, the indices it visits, and where among them it starts.
 
@@ -45,64 +44,6 @@ class Draws(Protocol):
 
     def go_on(self, epoch: int, drawn: int) -> None:
         """Continue where a loader's state says; refuse a state that is not this order's."""
-
-
-class Handed:
-    """What a DataLoader has handed out of what it has drawn: workers are sent indices long before.
-
-    Nothing is known (None) once the loader's iterator is gone, nor where another thread draws, at any time.
-
-    Attributes:
-        reads_ahead: whether its batch sampler draws the examples of several batches at once.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._loader: Callable[[], Any] = weakref.ref(loader)
-        self._thread = get_ident()
-        workers = hasattr(loader, "_send_idx")
-        self._drawing, self._out = ("_send_idx", "_rcvd_idx") if workers else ("_num_yielded", "_num_yielded")
-        self._first = getattr(loader, self._drawing)  # not 0 in a StatefulDataLoader that goes on
-        self._start = 0
-        self._ends: list[int] = []  # how many examples were drawn, by batch, up to its end
-        self.reads_ahead = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_loader": _gone}  # a copy has no loader
-
-    @property
-    def batch(self) -> int:
-        """How many examples the first batch has."""
-        return self._ends[0] - self._start if self._ends else 0
-
-    def draw(self, position: int) -> None:
-        """``position`` examples have been drawn."""
-        loader, ends = self._loader(), self._ends
-        number = getattr(loader, self._drawing, -1) - self._first
-        if 0 <= number < len(ends):
-            ends[-1] = position
-            return
-        if loader is None or get_ident() != self._thread:
-            self._thread = -1
-        if not ends:
-            self._start = position - 1
-        self.reads_ahead |= number > len(ends)
-        ends.append(position)
-
-    def after(self, done: int) -> tuple[int, int, int] | None:
-        """How many batches and examples were handed out behind the first ``done`` examples; and drawn behind those."""
-        loader = self._loader()
-        if loader is None or self.reads_ahead or get_ident() != self._thread:
-            return None
-        batches, ends = getattr(loader, self._out) - self._first, self._ends
-        self.reads_ahead = batches > len(ends)
-        if self.reads_ahead or not batches:
-            return None
-        begun = bisect_left(ends, done, 0, batches - 1)  # the batch that the last of them is in
-        return batches - 1 - begun, ends[batches - 1] - done, ends[-1] - ends[batches - 1]
-
-
-def _gone() -> None:
-    """What a reference to a loader's iterator that is no more gives."""
 
 
 class OrderSampler(Sampler[int]):
@@ -170,12 +111,11 @@ class OrderIterator(Iterator[int]):
             raise StopIteration
         cursor, position = self._cursor, self._drawn
         if self._indices is None:
-            loader = _drawing_loader()
-            _refuse_single_indices(loader)
-            out_of_order = _out_of_order(loader)
-            _check_dataset(loader, cursor.examples)
-            self._handed = Handed(loader) if hasattr(loader, "_num_yielded") else None
-            self._ticket, self._indices, position = cursor.begin(out_of_order=out_of_order, handed=self._handed)
+            loader = drawing_loader()
+            check_loader(loader, (OrderSampler, RankSampler), n=cursor.examples)
+            self._handed = Handed(loader, shared=cursor.shared) if hasattr(loader, "_num_yielded") else None
+            overtaking = out_of_order(loader)
+            self._ticket, self._indices, position = cursor.begin(out_of_order=overtaking, handed=self._handed)
             self._epoch = cursor.epoch
         start, chunk = self._chunk
         if position >= start + len(chunk):
@@ -188,9 +128,9 @@ class OrderIterator(Iterator[int]):
                 expected="one live iterator over an order's sampler at a time",
                 remedy="Evaluate with a loader of its own, or finish this one before starting another.",
             )
-        self._drawn = cursor.position = position + 1
         if self._handed is not None:
             self._handed.draw(position + 1)
+        self._drawn = cursor.position = position + 1
         return chunk[position - start]
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,56 +148,3 @@ class OrderIterator(Iterator[int]):
             self._cursor.go_on(state["epoch"], state["drawn"])
             self._epoch, self._drawn = state["epoch"], state["drawn"]
             self._over = self._drawn == self._cursor.length
-
-
-def _refuse_single_indices(loader: Any) -> None:
-    """A loader that asks for batches of indices gets none from ``batch_sampler=order.sampler``."""
-    asked = getattr(loader, "_index_sampler", None)
-    if getattr(loader, "_auto_collation", False) and isinstance(asked, (OrderSampler, RankSampler)):
-        raise ArgumentError(
-            "batch_sampler=order.sampler",
-            expected="batches of indices, where this gives single ones",
-            remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler), or "
-            "batch_sampler=BatchSampler(order.sampler, batch_size, drop_last=False).",
-        )
-
-
-def _out_of_order(loader: Any) -> bool:
-    """May the loader's batches overtake each other? Refuse a loader that would throw batches away."""
-    skipped = getattr(loader, "_sampler_iter_yielded", 0)
-    if skipped and isinstance(getattr(loader, "_sampler_iter", None), islice):
-        raise StateError(
-            f"a loader that begins by drawing {skipped} batches and throwing them away, which is how a "
-            "StatefulDataLoader goes back to its state where its batch sampler has none",
-            expected="a batch sampler with a state, or a loader without one",
-            remedy="Use torchdata.stateful_dataloader.sampler.BatchSampler. Or leave the loader's state out and "
-            "call order.resume().",
-        )
-    return not getattr(loader, "_in_order", True) and getattr(loader, "_num_workers", 0) > 1
-
-
-def _check_dataset(loader: Any, n: int) -> None:
-    """Raise if the loader's dataset is not of ``n`` examples; what a sampler in between makes of indices is its own."""
-    batches: Any = getattr(loader, "_index_sampler", None)
-    sampler = batches.sampler if type(batches).__name__ == "BatchSampler" else batches
-    dataset: Any = getattr(loader, "_dataset", None)
-    if not isinstance(sampler, (OrderSampler, RankSampler)) or not hasattr(dataset, "__len__"):
-        return
-    if (length := len(dataset)) != n:
-        raise InputError(
-            f"an order of n={n} examples in a loader whose dataset has {length}",
-            expected="an order of all the dataset's examples",
-            remedy=f"Build the order with the dataset, or n={length}; for a part of it, pass the loader a Subset.",
-        )
-
-
-def _drawing_loader() -> Any:
-    """The loader's iterator that asks for an index just now; None if it is no loader.
-
-    Draws look the same to a sampler whatever becomes of them: only who draws knows whether batches are thrown away, or
-    overtake each other.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "_next_index":
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("self")

@@ -5,7 +5,7 @@ Balancing never asks for a per-example gradient: inner products and weighted sum
 """
 
 from ordain.gradients.dense import Dense, as_gradients
-from ordain.gradients.factored import Factored
+from ordain.gradients.factored import Factored, rescaled
 from ordain.gradients.one_at_a_time import per_example_loop
 from ordain.gradients.param_grads import Materialized, ParamGrads
 from ordain.gradients.protocol import Collected, Gradients, Source
@@ -29,5 +29,6 @@ __all__ = [
     "as_gradients",
     "per_example_loop",
     "register_rule",
+    "rescaled",
     "sketch",
 ]

@@ -121,6 +121,15 @@ class Factored(Gradients):
         return self._like.new_zeros(size, size), self._like.new_zeros(count, size)
 
 
+def rescaled(gradients: Gradients, factor: float) -> Gradients:
+    """The same gradients, each multiplied by ``factor``."""
+    if factor == 1.0:
+        return gradients
+    placed, scale = gradients.by_parameter()
+    like = torch.empty(0, dtype=gradients.dtype, device=gradients.device)
+    return Factored(placed, dim=gradients.dim, size=gradients.size, scale=scale * factor, like=like)
+
+
 def apart(placed: Placed) -> Placed:
     """Each parameter in its own place, where a bias comes joined to its weight."""
     single: Placed = []

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ordain._loaders import Handed
 from ordain.errors import InputError, StateError, StepError
 from ordain.orders.saved_state import State, check_count
 from ordain.orders.units import Indices
 from ordain.orders.view import View
-from ordain.sampler import Handed
 
 _PASSED_OVER = (
     "Call order.skip(len(x)) for a batch that is passed over (`continue` on a bad loss), and order.resume() in place "
@@ -73,6 +73,10 @@ class Cursor:
     @property
     def examples(self) -> int:
         return self.view.examples
+
+    @property
+    def shared(self) -> bool:
+        return self.view.ranks > 1
 
     @property
     def drawn(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from ordain.balancing.state import broken, described
-from ordain.errors import GradientError, StateError
+from ordain.errors import GradientError, InputError, StateError
 from ordain.gradients import Gradients, Sketch
 from ordain.gradients.memory import shrinking
 from ordain.orders.saved_state import State
@@ -68,3 +71,14 @@ class Intake:
         """Go back to a state that has passed :meth:`check`."""
         if not self._fixed:
             self._given = self._coming = state["dim" if self.sketch is None else "given_dim"]
+
+
+def check_loss_scale(loss_scale: Any) -> None:
+    """Raise unless gradients can be divided by it."""
+    number = isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool)
+    if not number or not 0 < loss_scale < math.inf:
+        raise InputError(
+            f"loss_scale={loss_scale!r}",
+            expected="a finite number > 0",
+            remedy="Pass what the loss was multiplied by before backward(), as a float.",
+        )

@@ -17,12 +17,12 @@ from torch.utils.data import Sampler
 from ordain import _rng
 from ordain._context import undisturbed
 from ordain.errors import ArgumentError, InputError, StepError
-from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients
+from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients, rescaled
 from ordain.gradients.sources import HEAD, Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Collect, Coordinator
 from ordain.orders.cursor import Cursor
-from ordain.orders.intake import Intake
+from ordain.orders.intake import Intake, check_loss_scale
 from ordain.orders.learner import Learner
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.saved_state import (
@@ -210,16 +210,19 @@ class Order:
             )
         return self._ranks.joinable(self._accompany)
 
-    def step(self, indices: Any = None) -> None:
+    def step(self, indices: Any = None, *, loss_scale: float = 1.0) -> None:
         """Call once after each ``loss.backward()``.
 
         Args:
             indices: the dataset index of each example of the batch (of all batches since the last step), in the order
                 of the batch: for loaders whose ``collate_fn`` or batch sampler sorts or drops examples. By default they
                 are the next ones drawn.
+            loss_scale: what the loss was multiplied by before its backward, if that changes from step to step. The
+                gradients are divided by it.
         """
+        check_loss_scale(loss_scale)
         if self._learning:
-            self._learn_from(self._collected, indices)
+            self._learn_from(lambda: self._collected(loss_scale), indices)
         else:
             self._cursor.step_uncounted()
 
@@ -425,8 +428,8 @@ class Order:
         positions = np.arange(cursor.taken, cursor.taken + count)
         return positions if self.group == 1 else arrangement.slots_at(positions)
 
-    def _collected(self) -> list[Collected]:
-        """What the model's backward passes have brought."""
+    def _collected(self, loss_scale: float = 1.0) -> list[Collected]:
+        """What the model's backward passes have brought, for a loss that was multiplied by ``loss_scale``."""
         if self._source is None:
             raise StepError(
                 "step() after detach()" if self._detached else "step() on an order without a model",
@@ -448,9 +451,12 @@ class Order:
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
                 "that torch.compile has run already must be compiled again after the order is made.",
             )
-        if self._intake.passive:
+        if self._intake.passive and loss_scale == 1.0:
             return batches
-        return [Collected(self._intake.take(batch.gradients), batch.examples) for batch in batches]
+        return [
+            Collected(self._intake.take(rescaled(batch.gradients, 1.0 / loss_scale)), batch.examples)
+            for batch in batches
+        ]
 
     def _given(self, grads: Any) -> Collected:
         batch = as_gradients(grads)

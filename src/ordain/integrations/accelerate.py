@@ -1,0 +1,64 @@
+"""Hugging Face Accelerate: a loader that is prepared, but not sharded once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ordain.errors import ArgumentError, InputError
+from ordain.integrations.packages import require
+from ordain.integrations.samplers import check_sampler
+from ordain.orders import Order
+
+require("accelerate", extra="accelerate")
+
+from accelerate import Accelerator  # noqa: E402
+from accelerate.data_loader import prepare_data_loader  # noqa: E402
+
+__all__ = ["prepare"]
+
+
+def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """What ``accelerator.prepare(loader)`` is for other loaders: batches on the device, and the end of the epoch known.
+
+    ``order.sampler`` gives each process its own part already, so that the loader is not sharded: its ``batch_size`` is
+    that of one process. ``even_batches`` has nothing to do; see ``tail=`` in docs/distributed.md.
+
+    Args:
+        accelerator: made before the order.
+        order: whose sampler the loader draws from.
+        loader: not prepared yet.
+    """
+    if not isinstance(order, Order):
+        raise ArgumentError(
+            f"an order of type {type(order).__name__}",
+            expected="an accelerator, an order and a loader",
+            remedy="Write prepare(accelerator, order, loader).",
+        )
+    ranks = accelerator.num_processes
+    for name in ("split_batches", "dispatch_batches"):
+        if ranks > 1 and getattr(accelerator, name):
+            raise InputError(
+                f"an Accelerator with {name}=True",
+                expected="a loader for each process, with the batch size of one process",
+                remedy=f"Leave {name}=True out of DataLoaderConfiguration; batch_size is that of one process.",
+            )
+    check_sampler(
+        order,
+        loader,
+        ranks=ranks,
+        remedy="Make the order after the Accelerator, which initialises torch.distributed, and write "
+        "DataLoader(dataset, batch_size=..., sampler=order.sampler).",
+    )
+    return prepare_data_loader(  # type: ignore[no-any-return]
+        loader,
+        accelerator.device,
+        num_processes=1,
+        process_index=0,
+        put_on_device=accelerator.device_placement,
+        rng_types=list(accelerator.rng_types),
+        dispatch_batches=False,
+        non_blocking=accelerator.non_blocking,
+        use_stateful_dataloader=accelerator.use_stateful_dataloader,
+    )

@@ -1,0 +1,242 @@
+"""Hugging Face's Trainer: the order makes its loader, learns from each micro-batch, and is in every checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from ordain.checkpoint import load, save
+from ordain.errors import ArgumentError, InputError, StateError
+from ordain.integrations.packages import require
+from ordain.orders import Order
+
+require("transformers", "accelerate", extra="transformers")
+
+from accelerate.utils import find_batch_size  # noqa: E402
+from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+
+from ordain.integrations.accelerate import prepare  # noqa: E402
+
+__all__ = ["OrderedMixin", "OrderedTrainer"]
+
+Build = type[Order] | Callable[[Any, int], Order]
+# What a loader is made of, besides its data, its sampler and its batch size.
+_LOADER = [
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "worker_init_fn",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "in_order",
+    "timeout",
+    "generator",
+]
+
+
+class OrderedMixin:
+    """For a Trainer of your own: ``class MyTrainer(OrderedMixin, SFTTrainer): ...``; see :class:`OrderedTrainer`."""
+
+    order: Order
+
+    def __init__(self, *args: Any, order: Build, **kwargs: Any) -> None:
+        if not callable(order):
+            raise ArgumentError(
+                f"order={order!r}",
+                expected="a class of orders, or a function of the model and n that makes one",
+                remedy="Write order=GraB, or order=lambda model, n: GraB(model, n, params='head').",
+            )
+        super().__init__(*args, **kwargs)
+        self._build = order
+        self._keeper = Keeper()
+        self._counted: bool | None = None  # is the loss divided by num_items_in_batch? None: not known yet
+        self.add_callback(self._keeper)  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The loader of the trainer with another sampler; makes the order."""
+        trainer: Any = self
+        _check_trainer(trainer)
+        theirs = super().get_train_dataloader()  # type: ignore[misc]
+        dataset = theirs.dataset
+        self.order = build(self._build, trainer.model, dataset)
+        batches = Batches(self.order.sampler, theirs.batch_sampler.batch_size, trainer.args.dataloader_drop_last)
+        self._keeper.begin(self.order, batches)
+        self._counted = None
+        options = {name: getattr(theirs, name) for name in _LOADER}
+        return prepare(trainer.accelerator, self.order, DataLoader(dataset, batch_sampler=batches, **options))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        trainer: Any = self
+        folder = resume_from_checkpoint or None
+        if folder is True:
+            folder = get_last_checkpoint(trainer.args.output_dir)
+        self._keeper.resume_from(folder)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        size, items = find_batch_size(inputs), num_items_in_batch
+        if self._counted is None and torch.is_tensor(items):
+            # Whether a model's loss divides by it is not said anywhere: then it has a gradient.
+            items = items.detach().float().requires_grad_()
+        loss = super().training_step(model, inputs, items)  # type: ignore[misc]
+        if self._counted is None:
+            self._counted = torch.is_tensor(items) and items.grad is not None
+        self.order.step(loss_scale=self._loss_scale(size, num_items_in_batch))
+        return loss
+
+    def _loss_scale(self, size: int, items: Any) -> float:
+        """What the trainer multiplied the mean loss of this micro-batch by, or of its items (tokens) the sum / size."""
+        trainer: Any = self
+        scale = 1.0
+        takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        if takes and items is not None and trainer.args.average_tokens_across_devices:
+            scale = float(trainer.accelerator.num_processes)
+        if self._counted:
+            return scale * size / float(items)
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)  # said outright by newer versions
+        if scaled is None:
+            by_model = trainer.model_accepts_loss_kwargs and items is not None
+            scaled = by_model or trainer.compute_loss_func is not None
+        return scale if scaled else scale / trainer.current_gradient_accumulation_steps
+
+
+class OrderedTrainer(OrderedMixin, Trainer):
+    """transformers' Trainer, whose examples come in the order of ``order=``.
+
+    Args:
+        *args: of Trainer.
+        order: a class of orders; or a function of the model and n that makes one, as in
+            ``order=lambda model, n: GraB(model, n, params="head")``.
+        **kwargs: of Trainer.
+
+    Attributes:
+        order: made when training begins.
+    """
+
+
+def build(order: Build, model: Any, dataset: Any) -> Order:
+    """The order of a dataset's examples, by a model's gradients if it looks at any."""
+    n = len(dataset)
+    first = next(iter(inspect.signature(order).parameters), None) if isinstance(order, type) else None
+    made = order(n) if isinstance(order, type) and first != "model" else order(model, n)  # type: ignore[call-arg]
+    if not isinstance(made, Order) or made.n > n:
+        raise ArgumentError(
+            f"order= that makes {made!r}",
+            expected=f"an order of the dataset's {n} examples",
+            remedy="Write order=lambda model, n: GraB(model, n).",
+        )
+    return made
+
+
+class Batches(BatchSampler):
+    """Batches of an order, behind stand-ins for those that are done.
+
+    Trainer resumes by drawing batches and throwing them away, as many as the checkpoint had seen of its epoch. An order
+    begins where it stopped: what is thrown away are empty batches, of which nothing is drawn.
+
+    Attributes:
+        stand_ins: how many the present pass began with.
+    """
+
+    stand_ins = 0
+    _coming = 0
+
+    def after(self, done: int) -> None:
+        """The next pass begins with so many stand-ins."""
+        self._coming = done
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.stand_ins, self._coming = self._coming, 0
+        for _ in range(self.stand_ins):
+            yield []
+        yield from super().__iter__()
+
+
+class Keeper(TrainerCallback):
+    """Saves the order in every checkpoint, and loads it when training begins from one."""
+
+    def __init__(self) -> None:
+        self._order: Order | None = None
+        self._batches: Batches | None = None
+        self._folder: Path | None = None
+
+    def begin(self, order: Order, batches: Batches) -> None:
+        """Keep this order from now on."""
+        self._order, self._batches = order, batches
+
+    def resume_from(self, folder: str | os.PathLike[str] | None) -> None:
+        """When training begins, go on from the checkpoint in this folder."""
+        self._folder = None if folder is None else Path(folder)
+        if self._folder is not None and not list(self._folder.glob("order*.pt")):
+            raise StateError(
+                f"{self._folder} without a saved order",
+                expected="a checkpoint of an OrderedTrainer",
+                remedy="Resume with the trainer that wrote it, or load its model and begin anew.",
+            )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Continue where the checkpoint stood."""
+        if self._folder is None or self._order is None or self._batches is None:
+            return
+        order, batches = self._order, self._batches
+        order.load_state_dict(load(self._folder / self._name(order), map_location="cpu")["order"])
+        if args.ignore_data_skip:
+            return  # the next epoch begins
+        steps = -(-len(batches) // args.gradient_accumulation_steps)  # of the optimizer, in an epoch
+        done = state.global_step % steps * args.gradient_accumulation_steps
+        if not done:
+            order.resume(order.n)  # all of the epoch, even if its last examples were dropped
+            return
+        try:
+            order.resume()
+        except StateError:  # an order that looks at no gradients may not know
+            ranks = 1 if self._name(order) != "order.pt" else args.world_size
+            order.resume(min(order.n, done * batches.batch_size * ranks))
+        batches.after(done)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the order into the checkpoint."""
+        if self._order is None:
+            return
+        name = self._name(self._order)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if args.should_save or name != "order.pt":
+            save(folder / name, order=self._order)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the model as it was found."""
+        if self._order is not None:
+            self._order.detach()
+
+    @staticmethod
+    def _name(order: Order) -> str:
+        """One file for all ranks, unless each has an order of its own."""
+        rank = order.state_dict(vectors=False, history=False).get("rank")
+        return "order.pt" if rank is None else f"order-{rank}.pt"
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raise on what an order cannot work with, before anything is made."""
+    for wrong, came, remedy in (
+        (isinstance(trainer.train_dataset, IterableDataset), "an iterable train_dataset", "Use a map-style dataset."),
+        (trainer.args.n_gpu > 1, "nn.DataParallel over several GPUs", "Start with torchrun, one process per GPU."),
+        (trainer.is_fsdp_enabled, "FSDP", "Use DistributedDataParallel, or fully_shard() in a loop of your own."),
+        (trainer.is_deepspeed_enabled, "DeepSpeed", "Use DistributedDataParallel."),
+        (
+            getattr(trainer.args, "train_sampling_strategy", "random") != "random",
+            f"train_sampling_strategy={getattr(trainer.args, 'train_sampling_strategy', None)!r} beside order=",
+            "Leave it out: the order says what comes when.",
+        ),
+    ):
+        if wrong:
+            raise InputError(
+                f"{came} in an OrderedTrainer", expected="one order of all examples, on one device each", remedy=remedy
+            )

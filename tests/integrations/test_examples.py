@@ -1,0 +1,45 @@
+"""The examples, as a user runs them: started, and taken up again."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from launched import launched
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def ran(name: str, folder: Path, *words: str, ranks: int = 1) -> list[str]:
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 80
+    ended = launched(EXAMPLES / name, "--out", folder, *words, ranks=ranks)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_trainer(tmp_path: Path) -> None:
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    out = ran("trainer.py", tmp_path, "--examples", "144", "--epochs", "3")
+    assert out[-1] == "27 steps, GraB(n=144, params='head' (lm_head.weight [128, 32]), seed=0), in epoch 2"
+    shutil.rmtree(tmp_path / "checkpoint-27")
+    again = ran("trainer.py", tmp_path, "--examples", "144", "--epochs", "3", "--resume")  # from step 20, in mid-epoch
+    assert again[-1] == out[-1]
+
+
+def test_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    ran("lightning_mnist.py", tmp_path, "--epochs", "1")
+    out = ran("lightning_mnist.py", tmp_path, "--epochs", "2", "--resume")
+    assert re.fullmatch(r"58 steps, loss 0\.\d+, GraB\(n=1797, seed=0\), in epoch 1", out[-1])
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    first = ran("accelerate_ddp.py", tmp_path, "--epochs", "1", ranks=2)
+    second = ran("accelerate_ddp.py", tmp_path, "--epochs", "2", "--resume", ranks=2)
+    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+), GraB\(n=1797, seed=0\)", line) for line in (*first, *second)]
+    assert [match and match[1] for match in told] == ["1", "2"]
+    assert all(match and float(match[2]) < 2.3 for match in told)  # less than a guess among ten

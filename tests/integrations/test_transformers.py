@@ -1,0 +1,278 @@
+"""transformers' Trainer in one process: orders against the reference, resume, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import reference_orders
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+for package in ("transformers", "accelerate"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+import transformers  # noqa: E402
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+import ordain  # noqa: E402
+from ordain import Deterministic, GraB, RandomReshuffling, Stratified  # noqa: E402
+from ordain.errors import ArgumentError, InputError, StateError  # noqa: E402
+from ordain.integrations.transformers import OrderedMixin, OrderedTrainer  # noqa: E402
+
+# Of the frameworks; ours are errors.
+pytestmark = pytest.mark.filterwarnings("ignore", "error::ordain.errors.OrdainWarning")
+N, BATCH, EPOCHS, TOKENS = 9, 2, 3, 17
+
+
+class Texts(Dataset[dict[str, Tensor]]):
+    """Sequences of different lengths, padded."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.randint(1, TOKENS, (6,), generator=torch.Generator().manual_seed(index))
+        labels = ids.clone()
+        labels[3 + index % 4 :] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+class Classes(Texts):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": super().__getitem__(index)["input_ids"], "labels": torch.tensor(index % 2)}
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=TOKENS, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    config.tie_word_embeddings = False
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=TOKENS, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        vocab_size=TOKENS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return transformers.BertForSequenceClassification(config)
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Dataset[Any], Any]] = {
+    "gpt2": (gpt2, Texts(), "head"),
+    "llama": (llama, Texts(), None),
+    "bert": (bert, Classes(), "head"),
+}
+
+
+def by_head(model: nn.Module, n: int) -> GraB:
+    return GraB(model, n, params="head")
+
+
+def trainer_of(name: str, folder: Path, order: Any = by_head, kind: Any = OrderedTrainer, **options: Any) -> Any:
+    torch.manual_seed(3)
+    build, data, _ = MODELS[name]
+    args = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=EPOCHS,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        **{"save_strategy": "no", **options},
+    )
+    more = {"order": order} if order is not None else {}
+    return kind(model=build().double(), args=args, train_dataset=data, eval_dataset=data, **more)
+
+
+def orders(trainer: Any) -> list[list[int]]:
+    return [trainer.order.history(epoch).tolist() for epoch in range(EPOCHS)]
+
+
+def weights(trainer: Any) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_of_an_example(name: str, accumulate: int, tmp_path: Path) -> None:
+    """At weights that stay, orders are those of each example's own loss: the sum over its tokens."""
+    params = MODELS[name][2]
+    made = lambda model, n: GraB(model, n, params=params)  # noqa: E731
+    trainer = trainer_of(name, tmp_path, made, gradient_accumulation_steps=accumulate, learning_rate=0.0)
+    trainer.train()
+    model, data = trainer.model, MODELS[name][1]
+    head = model.classifier if name == "bert" else model.lm_head
+    watched = list((head if params else model).parameters())
+
+    def gradient(index: int, epoch: int) -> Any:
+        one = {key: value.unsqueeze(0) for key, value in data[index].items()}
+        tokens = 1 if name == "bert" else int((one["labels"][:, 1:] != -100).sum())
+        grads = torch.autograd.grad(model(**one).loss * tokens, watched)
+        return torch.cat([grad.flatten() for grad in grads]).numpy()
+
+    first = trainer.order.history(0).tolist()
+    dim = sum(p.numel() for p in watched)
+    wanted = reference_orders(gradient, first, dim, EPOCHS - 1, paired=False, balancer=Deterministic())
+    assert orders(trainer) == wanted
+    assert len({tuple(one) for one in wanted}) == EPOCHS
+
+
+@pytest.mark.parametrize("order", [by_head, RandomReshuffling])
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"dataloader_drop_last": True}], ids=str)
+def test_resumed(order: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    whole = trainer_of("gpt2", tmp_path, order, save_strategy="steps", save_steps=1, **options)
+    whole.train()
+    epoch = whole.state.global_step // EPOCHS
+    for step in (1, epoch, epoch + 2):  # in mid-epoch, between epochs, in mid-epoch
+        rest = trainer_of("gpt2", tmp_path, order, **options)
+        rest.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert orders(rest) == orders(whole)
+        assert torch.equal(weights(rest), weights(whole))
+
+
+def test_resumed_from_the_last(tmp_path: Path) -> None:
+    whole = trainer_of("gpt2", tmp_path, save_strategy="steps", save_steps=4, max_steps=12)
+    whole.train()
+    first = trainer_of("gpt2", tmp_path / "again", save_strategy="steps", save_steps=4, max_steps=12)
+    first.add_callback(_stopped_at(8))
+    first.train()
+    rest = trainer_of("gpt2", tmp_path / "again", max_steps=12)
+    rest.train(resume_from_checkpoint=True)
+    assert orders(rest) == orders(whole)
+
+
+def _stopped_at(step: int) -> Any:
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == step
+
+    return Stop()
+
+
+def test_a_saved_order_is_tensors_numbers_and_strings(tmp_path: Path) -> None:
+    trainer = trainer_of("gpt2", tmp_path, save_strategy="epoch")
+    trainer.train()
+    saved = torch.load(tmp_path / "checkpoint-15" / "order.pt", weights_only=True)["order"]
+    assert saved["epoch"] == EPOCHS - 1
+    assert ordain.load(tmp_path / "checkpoint-5" / "order.pt")["order"]["epoch"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"eval_strategy": "steps", "eval_steps": 1},
+        {"dataloader_num_workers": 1},
+    ],
+    ids=str,
+)
+def test_what_changes_no_order(options: dict[str, Any], tmp_path: Path) -> None:
+    one, other = trainer_of("gpt2", tmp_path), trainer_of("gpt2", tmp_path, **options)
+    one.train()
+    other.train()
+    assert orders(one) == orders(other)
+    assert torch.equal(weights(one), weights(other))
+
+
+def test_bf16(tmp_path: Path) -> None:
+    trainer = trainer_of("llama", tmp_path, GraB, bf16=True)
+    trainer.model.float()
+    trainer.train()
+    assert all(sorted(one) == list(range(N)) for one in orders(trainer))
+    assert len({tuple(one) for one in orders(trainer)}) == EPOCHS
+    assert trainer.order.set_aside == 0
+
+
+def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    monkeypatch.setitem(MODELS, "lora", (lambda: peft.get_peft_model(llama(), config), Texts(), None))
+    whole = trainer_of("lora", tmp_path, GraB, save_strategy="steps", save_steps=7)
+    whole.train()
+    rest = trainer_of("lora", tmp_path, GraB)
+    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert orders(rest) == orders(whole)
+    assert torch.equal(weights(rest), weights(whole))
+    assert len({tuple(one) for one in orders(whole)}) == EPOCHS
+
+
+def test_other_trainers_and_factories(tmp_path: Path) -> None:
+    class Louder(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().compute_loss(*args, **kwargs)
+            return (found[0] * 2, found[1]) if isinstance(found, tuple) else found * 2
+
+    class Mine(OrderedMixin, Louder):
+        pass
+
+    labels = [index % 2 for index in range(N)]
+    trainer = trainer_of("gpt2", tmp_path, lambda model, n: Stratified(labels), kind=Mine)
+    trainer.train()
+    assert trainer.order.epoch == EPOCHS - 1
+    assert orders(trainer) == [Stratified(labels).history(epoch).tolist() for epoch in range(EPOCHS)]
+    one, other = (
+        trainer_of("gpt2", tmp_path, kind=Mine, learning_rate=0.0),
+        trainer_of("gpt2", tmp_path, learning_rate=0.0),
+    )
+    one.train()
+    other.train()
+    assert orders(one) == orders(other)  # a constant factor
+
+
+def test_the_model_comes_back_as_it_was(tmp_path: Path) -> None:
+    trainer = trainer_of("gpt2", tmp_path)
+    hooks = [len(vars(module)["_forward_hooks"]) for module in trainer.model.modules()]
+    trainer.train()
+    assert [len(vars(module)["_forward_hooks"]) for module in trainer.model.modules()] == hooks
+    trainer.train()  # and again, from the first epoch
+    assert trainer.order.epoch == EPOCHS - 1
+
+
+def test_refused(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([])
+
+    with pytest.raises(ArgumentError, match=r"order=3.*order=GraB"):
+        trainer_of("gpt2", tmp_path, 3)
+    with pytest.raises(ArgumentError, match="expected an order of the dataset's 9 examples"):
+        trainer_of("gpt2", tmp_path, lambda model, n: GraB(model, n + 1)).train()
+    with pytest.raises(InputError, match="train_sampling_strategy='group_by_length' beside order="):
+        trainer_of("gpt2", tmp_path, train_sampling_strategy="group_by_length").train()
+    trainer = trainer_of("gpt2", tmp_path, max_steps=2)
+    trainer.train_dataset = Stream()
+    with pytest.raises(InputError, match="an iterable train_dataset"):
+        trainer.train()
+    plain = trainer_of("gpt2", tmp_path / "plain", None, Trainer, save_strategy="steps", save_steps=1, max_steps=2)
+    plain.train()
+    with pytest.raises(StateError, match="checkpoint-1 without a saved order"):
+        trainer_of("gpt2", tmp_path / "plain").train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-1"))
+
+
+def test_an_ordinary_trainer_that_resumes_with_our_sampler(tmp_path: Path) -> None:
+    """It draws batches and throws them away."""
+
+    class WithSampler(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return RandomReshuffling(N).sampler
+
+    first = trainer_of("gpt2", tmp_path, None, WithSampler, save_strategy="steps", save_steps=1, max_steps=2)
+    first.train()
+    with pytest.raises(StateError, match=r"a SkipBatchSampler around.*draws 1 batches.*OrderedTrainer"):
+        trainer_of("gpt2", tmp_path, None, WithSampler).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
