@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB, Herding, reference, validate
-from ordain.errors import InputError, OrdainWarning
+from ordain.errors import InputError, OrdainWarning, StateError
 
 N, SIZE, EPOCHS = 26, 6, 3
 
@@ -262,7 +262,7 @@ def test_a_state_of_another_head_is_refused() -> None:
     late = GraB(other, N, params="head")
     late.load_state_dict(order.state_dict())
     late.resume()
-    with pytest.raises(Exception, match="length"):
+    with pytest.raises(StateError, match=r"another model, with parameter 'fc.weight \[3, 6\]'; expected 'out.weight"):
         step(late, other)
 
 

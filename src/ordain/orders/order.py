@@ -133,7 +133,9 @@ class Order:
         self._head = params == HEAD
         self._detached = False
         self._claim: Claim | None = None
-        self._watched: tuple[list[str], torch.dtype] | None = None  # of a model that was: names and dtype
+        self._watched: tuple[list[str], torch.dtype] | None = (
+            None  # names and dtype, of a model that was or a state that was loaded
+        )
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -325,9 +327,13 @@ class Order:
         learning = self._learns and self._schedule.in_epoch(state["epoch"])
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
-        if (facts := self._facts()) is not None:
+        facts = self._facts()
+        if facts is None and self._source is not None and state.get("parameters"):  # the head is still to be found
+            facts = state["parameters"], self._source.like.dtype
+        if facts is not None:
             check_model(state, *facts)
         self._cursor.load(state)
+        self._watched = facts if self._source is not None and not self._source.parameters else self._watched
         if not self._learns:
             return
         with undisturbed():
@@ -444,6 +450,9 @@ class Order:
                 f"new = {type(self).__name__}(model, n) and new.load_state_dict(this_order.state_dict()).",
             )
         batches = self._source.collect()
+        if self._watched is not None and batches:
+            check_model({"parameters": self._watched[0]}, *(self._facts() or self._watched))
+            self._watched = None
         if not batches:
             raise StepError(
                 "step() with no new gradients",
