@@ -222,7 +222,8 @@ class Order:
             loss_scale: what the loss was multiplied by before its backward, if that changes from step to step. The
                 gradients are divided by it.
         """
-        check_loss_scale(loss_scale)
+        if loss_scale != 1.0:
+            check_loss_scale(loss_scale)
         if self._learning:
             self._learn_from(lambda: self._collected(loss_scale), indices)
         else:
