@@ -222,7 +222,7 @@ class Order:
             loss_scale: what the loss was multiplied by before its backward, if that changes from step to step. The
                 gradients are divided by it.
         """
-        if loss_scale != 1.0:
+        if type(loss_scale) is not float or loss_scale != 1.0:
             check_loss_scale(loss_scale)
         if self._learning:
             self._learn_from(lambda: self._collected(loss_scale), indices)
