@@ -222,7 +222,7 @@ def run(task: Task, build: Callable[[nn.Module, Tensor, int], Order], seed: int)
     optimizer = task.optimizer(model.parameters())
     steps = task.epochs * math.ceil(len(x) / task.size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    seconds, train = 0.0, []
+    seconds = 0.0
     for _ in range(task.epochs):
         began = time.thread_time()
         for indices in BatchSampler(order.sampler, task.size, drop_last=False):
@@ -232,14 +232,13 @@ def run(task: Task, build: Callable[[nn.Module, Tensor, int], Order], seed: int)
             optimizer.zero_grad()
             schedule.step()
         seconds += time.thread_time() - began
-        train.append(evaluate(model, x, y)[0])
     began = time.thread_time()
     following = np.fromiter(order.sampler, dtype=np.int64)  # with the work at the end of the epoch
     seconds += time.thread_time() - began
     loss, accuracy = evaluate(model, test_x, test_y)
     order.detach()
     return {
-        "train": train,
+        "train loss": evaluate(model, x, y)[0],
         "test loss": loss,
         "test accuracy": accuracy,
         "seconds": seconds,

@@ -24,7 +24,9 @@ from ordain.balancing.state import BalanceState
 Layer = tuple[NDArray[Any], NDArray[Any], bool, float]
 
 # Places of a unit besides +1 (front) and -1 (back). All three put it in the middle of the next order.
-UNSEEN, ASIDE, WAITING = 0, 2, 3  # not observed; not finite or incomplete; the first of a pair
+UNSEEN, ASIDE = 0, 2  # not observed; not finite or incomplete
+WAITING = np.int8(3)  # the first of a pair
+_PAIR = np.array([1, -1], dtype=np.int8)
 
 
 class Batch(Rows, Protocol):
@@ -134,9 +136,9 @@ def _decided(state: BalanceState, signs: Signs, slots: Indices) -> Decision:
     """Count what was signed. In pairs, the second unit gets the opposite sign, and an odd last one waits."""
     places = signs
     if state.paired:
-        places = np.full(len(slots), WAITING, dtype=np.int8)
-        places[0 : 2 * len(signs) : 2] = signs
-        places[1 : 2 * len(signs) : 2] = -signs
+        places = np.multiply.outer(signs, _PAIR).ravel()
+        if len(places) < len(slots):
+            places = np.append(places, WAITING)
     else:
         state.summed += len(slots)
     state.signed += len(signs)

@@ -214,6 +214,9 @@ class ExactSource:
         """Take what is needed of the layers now: the optimizer may change the weights before step()."""
         if record.inspection is not None:
             record.inspection.finish(complete=True)
+        elif record.result is None and (single := self._one_layer(record)) is not None:
+            record.result = single
+            return
         try:
             with undisturbed(), torch.no_grad():
                 record.result = shrinking(partial(self._factored, record))
@@ -279,8 +282,6 @@ class ExactSource:
             raise record.result
         if not record.size:
             return Factored([], dim=self._size, size=0, scale=1.0, like=self.like)
-        if (single := self._one_layer(record)) is not None:
-            return single
         found: dict[int, list[ParamGrads]] = {}  # by offset
         for module, uses in record.reached.items():
             self._apply_rule(record, module, uses, found)
