@@ -15,38 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
-from benchmarks.layers import Gpt
 from benchmarks.models import logistic, mlp, tiny_bert
 from benchmarks.step import images, loss_of, tokens
 from benchmarks.timing import median_ratio
 from ordain import Every, GraB, Herding, Order, RandomReshuffling
-from ordain.study.tasks.images import lenet
+from ordain.study.tasks.gpt import Gpt
+from ordain.study.tasks.images import lenet, resnet
 from ordain.study.tasks.language import LanguageModel
 
 ROUNDS = 7
 STEPS = 40  # an epoch
 WARM_UP = 2  # epochs: the first passes are inspected
-
-
-class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.body(x))
-
-
-def resnet() -> nn.Module:
-    """Three residual blocks with batch normalisation, for 3 x 32 x 32."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, stride=2, padding=1), Residual(16), nn.Conv2d(16, 32, 3, stride=2, padding=1)),
-        *(Residual(32), nn.Conv2d(32, 64, 3, stride=2, padding=1), Residual(64)),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
-    )
 
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]

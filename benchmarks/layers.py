@@ -30,6 +30,7 @@ from ordain.herding import herding_objective
 from ordain.study.data import data_dir
 from ordain.study.data.datasets import load
 from ordain.study.machine import provenance
+from ordain.study.tasks.gpt import Gpt
 from ordain.study.tasks.images import lenet
 
 
@@ -74,35 +75,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(mixed.transpose(1, 2).reshape(b, t, width))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    """Two layers, 64 wide, over 128 characters."""
-
-    def __init__(self, width: int = 64, length: int = 64) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(128, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(Block(width, 2), Block(width, 2))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
-        return self.head(self.norm(self.blocks(x)))
 
 
 def sgd(rate: float) -> Callable[[Any], torch.optim.Optimizer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,11 +17,14 @@ import pytest
 import torch
 from study.recorded import DIGITS, call, fork_workers, repeatable
 from study.study_records import start, write_lines
+from torch.utils.data import BatchSampler
 
+from ordain import RandomReshuffling
 from ordain.errors import InputError
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.runner import Progress, run
+from ordain.study.tasks import TASKS
 
 # Blind, frozen, storing and learning orders; each keeps its state in its own way.
 CONFIG = replace(DIGITS, arms=("flipflop", "replacement", "herding", "grab", "grab-pair@4", "grab-1step", "retrain"))
@@ -143,6 +147,40 @@ def test_the_schedule_divides_the_rate_after_six_epochs(tmp_path: Path) -> None:
     run(config, tmp_path)
     run(config, tmp_path / "fresh")
     assert repeatable(tmp_path) == repeatable(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("decay", ["cosine", "step"])
+def test_decay_and_averaged_weights(decay: Any, tmp_path: Path) -> None:
+    """As in a plain loop; a job that was stopped has the same record."""
+    config = replace(CONFIG, arms=("rr-ema",), decay=decay, epochs=4)
+    run(config, tmp_path / "whole")
+    problem = TASKS["digits"].load(tmp_path, config.limit)
+    model, n = problem.build(0), len(problem.train_x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=config.momentum, weight_decay=config.weight_decay)
+    steps, order = 4 * -(-n // config.batch_size), RandomReshuffling(n)
+    average = [p.detach().clone() for p in model.parameters()]
+    for step, rows in enumerate(row for _ in range(4) for row in BatchSampler(order.sampler, config.batch_size, False)):
+        done = step / steps
+        factor = (
+            (1 + math.cos(math.pi * done)) / 2
+            if decay == "cosine"
+            else {0: 1, 1: 0.1, 2: 0.01}[(done >= 0.5) + (done >= 0.75)]
+        )
+        optimizer.param_groups[0]["lr"] = 0.1 * factor
+        problem.loss(model(problem.train_x[rows]), problem.train_y[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for mean, p in zip(average, model.parameters(), strict=True):
+            mean.copy_(p.detach() if step == 0 else 0.999 * mean + 0.001 * p.detach())
+    for mean, p in zip(average, model.parameters(), strict=True):
+        p.data.copy_(mean)
+    loss = problem.loss(model(problem.train_x), problem.train_y).item()
+    job = Job("rr-ema", 0.1, 0)
+    assert json.loads(job.record(tmp_path / "whole").read_text().splitlines()[-2])["train_loss"] == pytest.approx(loss)
+    with pytest.raises(Killed):
+        run(config, tmp_path / "cut", report=killing(job, ("checkpoint", 2)), checkpoint_every=0.0)
+    run(config, tmp_path / "cut")
+    assert repeatable(tmp_path / "cut") == repeatable(tmp_path / "whole")
 
 
 _PROGRAM = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from pathlib import Path
@@ -19,6 +20,7 @@ from ordain.study.runs.config import ABLATIONS
 from ordain.study.tasks import TASKS, LoadedTask
 from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split
+from ordain.study.tasks.images import crop_and_flip
 from ordain.study.tasks.language import sequences
 from ordain.study.vectors import STUDIES
 
@@ -27,7 +29,7 @@ FILES = {**WRITERS, "digits": lambda folder: None}
 
 
 def write(name: str, folder: Path) -> None:
-    FILES[name](folder)
+    FILES[TASKS[name].data](folder)
     if name in BERTS:
         write_bert_vocab(folder)
 
@@ -40,11 +42,12 @@ def load(name: str, folder: Path, **options: Any) -> LoadedTask:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains(name: str, tmp_path: Path) -> None:
     write(name, tmp_path / "data")
-    words = ("--orders", "rr,grab", "--seeds", 1, "--epochs", 1, "--lr", 0.1, "--jobs", 0, "--limit", 11)
+    grab = "grab-head" if name == "cifar10-resnet" else "grab"  # batch normalisation in front of the head
+    words = ("--orders", f"rr,{grab}", "--seeds", 1, "--epochs", 1, "--lr", 0.1, "--jobs", 0, "--limit", 11)
     files = ("--data-dir", tmp_path / "data", "--no-verify", "--out", tmp_path / "run")
     result = call("run", name, *words, *files, "--batch-size", 4)
     assert result.exit_code == 0, result.output
-    for arm in ("rr", "grab"):
+    for arm in ("rr", grab):
         start, *epochs, end = record(tmp_path / "run", arm)
         assert (start["arm"], start["lr"], start["seed"]) == (arm, 0.1, 0)
         assert [line["epoch"] for line in epochs] == [0, 1]
@@ -70,9 +73,27 @@ def test_the_catalogue_counts_parameters_of_the_real_models() -> None:
     assert TASKS["wikitext2"].parameters == words * 32 + lstm + words * 33
 
 
-def test_lenet_is_as_long_as_stated(tmp_path: Path) -> None:
-    model = load("cifar10", tmp_path).build(0)
-    assert sum(p.numel() for p in model.parameters()) == TASKS["cifar10"].parameters
+@pytest.mark.parametrize("name", ["cifar10", "cifar10-resnet", "gpt"])
+def test_networks_are_as_long_as_stated(name: str, tmp_path: Path) -> None:
+    model = load(name, tmp_path).build(0)
+    assert sum(p.numel() for p in model.parameters()) == TASKS[name].parameters
+
+
+def test_images_are_cropped_and_mirrored() -> None:
+    x = torch.arange(1.0, 1 + 400 * 2 * 6 * 6).view(400, 2, 6, 6)
+    moved = crop_and_flip(x, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    seen = set()
+    for before, after in zip(padded, moved, strict=True):
+        for dy, dx, mirrored in itertools.product(range(9), range(9), (False, True)):
+            crop = before[:, dy : dy + 6, dx : dx + 6]
+            if torch.equal(after, crop.flip(-1) if mirrored else crop):
+                seen.add((dy, dx, mirrored))
+                break
+        else:
+            pytest.fail("an image that is none of its crops")
+    assert len(seen) > 140  # of 162
+    torch.testing.assert_close(moved, crop_and_flip(x, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("n", [10, 57, 1000])

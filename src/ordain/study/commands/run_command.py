@@ -59,6 +59,10 @@ def run(
         Literal["sgd", "adamw"],
         typer.Option(help="sgd: with momentum, as in the paper; adamw: with the same weight decay."),
     ] = "sgd",
+    decay: Annotated[
+        Literal["constant", "cosine", "step"],
+        typer.Option(help="Of the learning rate: cosine goes to 0; step divides by ten at 1/2 and 3/4."),
+    ] = "constant",
     weights: Annotated[
         str | None, typer.Option(help="Initial BERT weights: a folder, or owner/name on the Hugging Face hub.")
     ] = None,
@@ -120,6 +124,7 @@ def run(
             greedy_hours=greedy_hours,
             weights=settled(weights) if weights else None,
             optimizer=optimizer,
+            decay=decay,
         )
         with _stoppable(folder), displaying(config.epochs) as report:
             outcome = run_all(

@@ -19,6 +19,7 @@ from ordain.study.runs.multi_rank import PATIENCE
 
 BASELINE = "rr"
 SOURCE, RETRAIN = "grab", "retrain"  # "retrain" reuses the last order of SOURCE
+_AVERAGED = "-ema"  # at the end of an order's name
 STORING = ("greedy", "herding")  # orders that store n gradients
 _DIGITS = 9  # at most, in a unit's size
 _PROCESSES = re.compile(r"([2-9]|[1-9][0-9]{1,3})(-independent)?", re.ASCII)
@@ -70,6 +71,7 @@ class Arm:
     shares_first: bool  # whether its first epoch is the one all orders of a seed share
     ranks: int = 1  # processes that train together
     mode: Mode = "exact"  # how the order works with the other ranks
+    averaged: bool = False  # evaluate an exponential moving average of the weights
 
     @property
     def is_permutation(self) -> bool:
@@ -85,18 +87,20 @@ class Arm:
 def parse(name: str, *, group: int = 1) -> Arm:
     """Parse an arm's name; ``group`` is the unit size if the name has none.
 
-    >>> parse("grab@8").label, parse("grab+2-independent").label
-    ('GraB, units of 8', 'GraB, 2 ranks (independent)')
+    >>> parse("grab@8").label, parse("grab+2-independent").label, parse("rr-ema").label
+    ('GraB, units of 8', 'GraB, 2 ranks (independent)', 'random reshuffling, averaged weights')
     """
     if name == RETRAIN:
         return Arm(name, "fixed", "retrain from GraB", 1, shares_first=False)
     units, plus, processes = name.partition("+")
     order, at, size = units.partition("@")
+    averaged, order = order.endswith(_AVERAGED), order.removesuffix(_AVERAGED)
     if order not in ORDERS:
         raise InputError(
             f"the order {name!r}",
             expected=f"one of {', '.join(ORDERS)}",
-            remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks.",
+            remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks, rr-ema to "
+            "evaluate averaged weights.",
         )
     if at:
         if not size.isascii() or not size.isdigit() or len(size) > _DIGITS or int(size) < 1:
@@ -118,11 +122,11 @@ def parse(name: str, *, group: int = 1) -> Arm:
         )
     ranks = int(together[1]) if together else 1
     mode: Mode = "independent" if together and together[2] else "exact"
-    label = recipe.label + (f", units of {group}" if at else "")
+    label = recipe.label + (", averaged weights" if averaged else "") + (f", units of {group}" if at else "")
     if ranks > 1:
         label += f", {ranks} ranks" + ("" if mode == "exact" else f" ({mode})")
     shares_first = recipe.is_permutation and not recipe.needs_labels and mode != "independent"
-    return Arm(name, order, label, group, shares_first, ranks, mode)
+    return Arm(name, order, label, group, shares_first, ranks, mode, averaged)
 
 
 def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> tuple[str, ...]:

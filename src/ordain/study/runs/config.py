@@ -14,6 +14,7 @@ from ordain.study.strict_json import validated
 
 Protocol = Literal["tuned", "paper"]
 Optimizer = Literal["sgd", "adamw"]
+Decay = Literal["constant", "cosine", "step"]
 _GROWING = ("arms", "rates", "seeds")  # settings that may be extended later
 
 
@@ -43,6 +44,7 @@ class RunConfig:
     weights: str | None = None  # initial BERT weights: a folder, or a model on the hub
     # Orders always balance the raw gradients, whatever the optimizer.
     optimizer: Optimizer = "sgd"
+    decay: Decay = "constant"  # of the learning rate, over all steps; replaces the plateau schedule
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as JSON values."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -52,12 +55,17 @@ def epoch_of_steps(
     optimizer: torch.optim.Optimizer,
     order: Order,
     seconds: defaultdict[str, float],
+    *,
+    seed: int = 0,
+    stepped: Callable[[], None] = lambda: None,
 ) -> None:
     """Train for one epoch, adding the wall-clock time of each of ``PARTS`` to ``seconds``.
 
-    ``ordering`` is ``order.step()`` and the first draw of the epoch.
+    ``ordering`` is ``order.step()`` and the first draw of the epoch. ``seed`` is that of the epoch's augmentation, and
+    ``stepped`` is called after each step of the optimizer.
     """
     x, y, forward, loss = problem.train_x, problem.train_y, problem.forward, problem.loss
+    random = torch.Generator().manual_seed(seed)
     parameters = list(model.parameters())
     # A DataLoader would draw from order.sampler in the same way, but for in-memory tensors, fetching and collating
     # single examples would take longer than training and hide the cost of an order.
@@ -69,6 +77,8 @@ def epoch_of_steps(
     while batch is not None:
         rows = torch.tensor(batch)
         batch_x, batch_y = x.index_select(0, rows), y.index_select(0, rows)
+        if problem.augment is not None:
+            batch_x = problem.augment(batch_x, random)
         forth = perf_counter()
         found = loss(forward(model, batch_x), batch_y)
         back = perf_counter()
@@ -80,6 +90,7 @@ def epoch_of_steps(
             nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step()
         optimizer.zero_grad()
+        stepped()
         end = perf_counter()
         seconds["data"] += forth - data
         seconds["forward"] += back - forth
@@ -100,8 +111,27 @@ def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.opti
     )
 
 
-def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
-    """The paper's learning rate schedule for WikiText-2."""
+def make_decay(optimizer: torch.optim.Optimizer, config: RunConfig, n: int) -> torch.optim.lr_scheduler.LambdaLR | None:
+    """The decay of the learning rate over the steps of all epochs, to be stepped after each; None if it is constant."""
+    steps = config.epochs * -(-n // config.batch_size)
+    factors = {"cosine": partial(_cosine, steps), "step": partial(_tenths, steps)}
+    if config.decay == "constant":
+        return None
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors[config.decay])
+
+
+def _cosine(steps: int, step: int) -> float:
+    """From 1 to 0."""
+    return (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _tenths(steps: int, step: int) -> float:
+    """A tenth after half of the steps, and a hundredth after three quarters."""
+    return 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps))
+
+
+def make_plateau(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    """The paper's learning rate schedule for WikiText-2, to be stepped after each epoch."""
     # Taken literally from the paper's appendix. No loss satisfies a relative threshold of 5, so this divides the
     # rate by ten after every sixth epoch.
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.1, patience=5, threshold=5)

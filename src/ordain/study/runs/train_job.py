@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ordain import Order
 from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
@@ -22,7 +23,7 @@ from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, p
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.job import Job
 from ordain.study.runs.job_files import Checkpoints, DamagedCheckpointError, check_seed, keep_order, kept_order
-from ordain.study.runs.loop import epoch_of_steps, evaluate, make_optimizer, make_schedule
+from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer, make_plateau
 from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.record_lines import PARTS, read_record
 from ordain.study.runs.record_writer import RecordWriter
@@ -31,6 +32,7 @@ from ordain.study.tasks import TASKS, LoadedTask
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]
 _ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
+_AVERAGE = 0.999  # the decay of averaged weights, per step
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ class _Training:
     config: RunConfig
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None
+    schedule: torch.optim.lr_scheduler.ReduceLROnPlateau | None  # stepped after each epoch
+    decay: torch.optim.lr_scheduler.LambdaLR | None  # stepped after each step
+    average: AveragedModel | None  # of the weights: what is evaluated, if there is one
     order: Order
     parallel: nn.Module  # the model, wrapped for several ranks
     epoch: int = 0
@@ -192,8 +196,12 @@ class _Training:
         if saved is None and not ranks.rank:
             check_seed(out, job.seed, model, order if arm.shares_first else None)
         optimizer = make_optimizer(model, config, job.lr)
-        schedule = make_schedule(optimizer) if config.plateau else None
-        run = cls(task, config, model, optimizer, schedule, order, parallel)
+        decay = make_decay(optimizer, task.setting.config, n)
+        schedule = make_plateau(optimizer) if config.plateau and decay is None else None
+        average = None
+        if arm.averaged:
+            average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(_AVERAGE), use_buffers=True)  # type: ignore[no-untyped-call]
+        run = cls(task, config, model, optimizer, schedule, decay, average, order, parallel)
         if saved is not None:
             try:
                 run.restore(saved)
@@ -228,8 +236,16 @@ class _Training:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
                     try:
-                        problem = self.task.problem
-                        epoch_of_steps(problem, self.config, self.parallel, self.optimizer, self.order, seconds)
+                        epoch_of_steps(
+                            self.task.problem,
+                            self.config,
+                            self.parallel,
+                            self.optimizer,
+                            self.order,
+                            seconds,
+                            seed=self.task.job.seed + 1_000_003 * self.epoch,
+                            stepped=self._stepped,
+                        )
                     except OrdainError:
                         if all(bool(p.isfinite().all()) for p in self.model.parameters()):
                             raise
@@ -240,6 +256,12 @@ class _Training:
         finally:
             self.order.detach()
         return "done"
+
+    def _stepped(self) -> None:
+        if self.decay is not None:
+            self.decay.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     def _save(self, writer: RecordWriter | None) -> None:
         """Save a checkpoint if it is time to. Independent orders are gathered, so that one file holds all of them."""
@@ -254,7 +276,8 @@ class _Training:
         return {"epoch": self.epoch, "lines": lines, **parts, "order": order}
 
     def _parts(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+        parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+        return parts | {"decay": self.decay, "average": self.average}
 
     def _end_epoch(self, seconds: defaultdict[str, float], cpu: float, writer: RecordWriter | None) -> bool:
         """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
@@ -272,7 +295,8 @@ class _Training:
             (problem.valid_x, problem.valid_y),
             (problem.test_x, problem.test_y),
         )
-        train, valid, test = (evaluate(problem, self.model, x, y) for x, y in sets)
+        model = self.model if self.average is None else self.average.module
+        train, valid, test = (evaluate(problem, model, x, y) for x, y in sets)
         finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
         herding, stale_fresh = self._probe() if finite else (None, None)
         seconds["evaluation"] += perf_counter() - start

@@ -58,6 +58,7 @@ def classifier(
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     scale: Scale | None = None,
     chunk: int = 4096,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     notes: tuple[str, ...] = (),
 ) -> LoadedTask:
     """Cross entropy on the classes of a data set.
@@ -71,6 +72,7 @@ def classifier(
         loss: of logits and targets.
         scale: of x.
         chunk: rows to evaluate at once.
+        augment: rows of x as a training step sees them.
         notes: added to those of the data.
     """
     x, y = encode(splits.train)
@@ -95,6 +97,7 @@ def classifier(
         forward=forward,
         loss=loss,
         chunk=chunk,
+        augment=augment,
         notes=(*splits.notes, *notes_on_held, *notes),
     )
 

@@ -27,6 +27,7 @@ class LoadedTask:
     forward: Callable[[nn.Module, Tensor], Tensor]  # the model's output for rows of x
     loss: Callable[[Tensor, Tensor], Tensor]  # the mean over examples (and tokens)
     chunk: int = 4096  # rows to evaluate at once
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None  # rows of x as a training step sees them
     notes: tuple[str, ...] = ()  # what a reader of the results must know about the data and the weights
 
     @property

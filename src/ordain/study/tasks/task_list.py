@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ordain.study.tasks.bert import bert
 from ordain.study.tasks.classification import logistic_regression, standardise
-from ordain.study.tasks.images import lenet_on_cifar10
+from ordain.study.tasks.gpt import gpt_on_wikitext2
+from ordain.study.tasks.images import on_cifar10, resnet
 from ordain.study.tasks.language import lstm_on_wikitext2
 from ordain.study.tasks.task import Defaults, Task
 
@@ -56,7 +58,31 @@ _CIFAR10 = Task(
     parameters=62_006,
     seconds_per_epoch=27,
     defaults=Defaults(batch_size=16, rates=(0.1, 0.01, 0.001, 0.0001), epochs=100),
-    make=lenet_on_cifar10,
+    make=on_cifar10,
+)
+_AUGMENTED = replace(
+    _CIFAR10, name="cifar10-augmented", title="LeNet on augmented CIFAR-10", make=partial(on_cifar10, augmented=True)
+)
+_RESNET = replace(
+    _CIFAR10,
+    name="cifar10-resnet",
+    title="ResNet on augmented CIFAR-10",
+    model="ResNet, 3 blocks, batch normalisation",
+    parameters=121_450,
+    seconds_per_epoch=45,
+    defaults=Defaults(batch_size=64, rates=(0.1, 0.03, 0.01), epochs=30),
+    make=partial(on_cifar10, model=resnet, augmented=True),
+)
+_GPT = Task(
+    name="gpt",
+    title="GPT on the characters of WikiText-2",
+    data="wikitext2",
+    model="GPT, 2 layers, 64 wide",
+    examples=168_444,
+    parameters=120_704,
+    seconds_per_epoch=250,
+    defaults=Defaults(batch_size=16, rates=(0.003, 0.001, 0.0003), epochs=6, weight_decay=0.01),
+    make=gpt_on_wikitext2,
 )
 _WIKITEXT = Task(
     name="wikitext2",
@@ -81,7 +107,10 @@ TASKS: dict[str, Task] = {
         _logistic("mnist", "MNIST", 54_000, 7_850, 0.5, _MNIST),
         _logistic("fashion-mnist", "Fashion-MNIST", 54_000, 7_850, 0.5, _MNIST),
         _CIFAR10,
+        _AUGMENTED,
+        _RESNET,
         _WIKITEXT,
+        _GPT,
         _bert("sst2", "SST-2", 60_615, 1500, batch_size=1),
         _bert("qnli", "QNLI", 4_371, 60, batch_size=2),
         _logistic("a9a", "a9a", 29_305, 248, 0.25),
