@@ -21,10 +21,12 @@ from ordain.errors import InputError, StateError
 from ordain.herding import herding_objective
 from ordain.orders import ORDERS
 from ordain.study import vectors
+from ordain.study.report.views import missing_jobs, views
 from ordain.study.runs import arms, job_files, loop, probe, runner, train_job
 from ordain.study.runs.arms import greedy_seconds
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
+from ordain.study.runs.records import read_run
 from ordain.study.runs.run_folder import describe, read_header
 from ordain.study.runs.runner import baseline_rates, run
 from ordain.study.tasks import TASKS
@@ -227,6 +229,25 @@ def test_the_paper_s_protocol_in_units(tmp_path: Path) -> None:
     assert {job.arm for job in first} == {"rr", "rr@8"}
     assert {(job.arm, job.lr) for job in others} == {("grab", 0.1), ("grab@8", 0.3), ("grab@2", 0.1)}
     assert last == [Job("retrain", 0.1, 0), Job("retrain", 0.1, 1)]
+
+
+def test_each_at_its_own_rate(tmp_path: Path) -> None:
+    """Two seeds at every rate; then the others at the best rate of those two, whatever they bring there."""
+    config = replace(DIGITS, arms=("rr", "so"), rates=(1e-7, 1e30, 0.1), protocol="each", seeds=(0, 1, 2, 3))
+    outcome = run(config, tmp_path)
+    tuning = {(arm, lr, seed) for arm in config.arms for lr in config.rates for seed in (0, 1)}
+    assert {(job.arm, job.lr, job.seed) for job in outcome.states} == tuning | {
+        (arm, 0.1, seed) for arm in config.arms for seed in (2, 3)
+    }
+    assert run(config, tmp_path).states == {}
+    later = Job("rr", 0.1, 3).record(tmp_path)
+    write_lines(later, [start("rr", 0.1, 3), epoch(0, 3.0), epoch(1, 9.0), epoch(2, 9.0), epoch(3, 9.0), end(3)])
+    found = read_run(tmp_path)
+    (view,) = views(found)
+    assert [(entry.rate, entry.seeds) for entry in view.entries.values()] == [(0.1, (0, 1, 2, 3))] * 2
+    assert missing_jobs(found, [view]) == []
+    with pytest.raises(InputError, match="retrain, with each order at its own rate"):
+        run(replace(config, arms=("grab", "retrain")), tmp_path / "other")
 
 
 def test_the_best_rate() -> None:

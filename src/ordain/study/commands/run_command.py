@@ -37,8 +37,11 @@ def run(
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs.")] = None,
     lr: Annotated[str | None, typer.Option(help="Comma-separated learning rates.")] = None,
     protocol: Annotated[
-        Literal["tuned", "paper"],
-        typer.Option(help="tuned: every order at every rate; paper: other orders only at RR's best rate."),
+        Literal["tuned", "each", "paper"],
+        typer.Option(
+            help="tuned: every order at every rate; each: two seeds at every rate, the others at the order's best one; "
+            "paper: RR at every rate, other orders at RR's best one."
+        ),
     ] = "tuned",
     jobs: Annotated[int, typer.Option(min=0, help="Number of worker processes; 0 runs jobs in this process.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads per worker.")] = 1,

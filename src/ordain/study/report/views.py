@@ -15,7 +15,7 @@ from ordain.orders import ORDERS
 from ordain.study.report.number_text import counted
 from ordain.study.report.statistics import Comparison, compare, corrected, number_or_none
 from ordain.study.runs.arms import baseline_of, is_baseline
-from ordain.study.runs.job import best_rate
+from ordain.study.runs.job import TUNING_SEEDS, best_rate
 from ordain.study.runs.record_lines import DONE
 from ordain.study.runs.records import Arm, Run, select
 
@@ -153,9 +153,12 @@ def at_rate(run: Run, rate: float) -> View:
 def _best_rate(run: Run, arm: Arm) -> float | None:
     """The rate with the lowest mean validation loss after the last epoch; ties go to the larger rate.
 
-    Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss.
+    Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss. Under
+    protocol ``"each"`` only the seeds that ran at every rate decide.
     """
     jobs = select(run.jobs, arm.name)
+    if run.config.get("protocol") == "each":
+        jobs = jobs[jobs.index.isin(_list(run, "seeds", int)[:TUNING_SEEDS], level="seed")]
     lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
     done = jobs[(jobs.state == DONE) & (jobs.epoch == run.length)].drop(lost, level="lr")
     losses = {lr: [number_or_none(loss) for loss in of] for lr, of in done.valid_loss.groupby("lr")}
@@ -220,10 +223,17 @@ def missing_jobs(run: Run, found: Sequence[View]) -> list[Problem]:
             Problem(run.arms[name].label, (rate,), (seed,), "not started")
             for name in _list(run, "arms", str)
             for rate in _rates_of(name, run, found)
-            for seed in _list(run, "seeds", int)
+            for seed in _seeds_of(name, rate, run, found)
             if (name, rate, seed) not in run.jobs.index
         ]
     )
+
+
+def _seeds_of(name: str, rate: float, run: Run, found: Sequence[View]) -> list[int]:
+    """The seeds an arm runs with; under protocol ``"each"`` the first ones, and the others at its best rate."""
+    seeds = _list(run, "seeds", int)
+    own = found[0].entries.get(name)
+    return seeds[:TUNING_SEEDS] if run.config.get("protocol") == "each" and own and own.rate != rate else seeds
 
 
 def _rates_of(name: str, run: Run, found: Sequence[View]) -> list[float]:

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from ordain.errors import InputError
 from ordain.study.strict_json import validated
 
-Protocol = Literal["tuned", "paper"]
+Protocol = Literal["tuned", "each", "paper"]
 Optimizer = Literal["sgd", "adamw"]
 Decay = Literal["constant", "cosine", "step"]
 _GROWING = ("arms", "rates", "seeds")  # settings that may be extended later
@@ -33,7 +33,8 @@ class RunConfig:
     plateau: bool = False  # use the paper's schedule for WikiText-2
     clip: float | None = None  # maximum gradient norm
     study: str = "training"  # "training", or the ablation that chose the arms
-    # "tuned": every arm at every rate; "paper": other arms only at the best rate of RR with the same unit size.
+    # "tuned": every arm at every rate; "each": the first two seeds at every rate, the others at the arm's best rate;
+    # "paper": RR at every rate, other arms only at the best rate of RR with the same unit size.
     protocol: Protocol = "tuned"
     group: int = 1  # default unit size
     limit: int | None = None  # use at most this many examples of each set

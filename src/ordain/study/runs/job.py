@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,9 @@ from ordain.study.strict_json import STRICT
 
 # Arm names are used as folder names, file names and HTML anchors.
 ArmName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9@._+-]{0,63}$")]
+
+
+TUNING_SEEDS = 2  # under protocol "each"
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -82,9 +86,14 @@ def stages(config: RunConfig, best: Mapping[str, float] | None) -> list[list[Job
 
     Args:
         config: the run's configuration.
-        best: for protocol ``"paper"``, the best rate of each RR by name; None until all RR jobs are finished.
+        best: by name the best rate of each RR (protocol ``"paper"``) or of each arm (``"each"``); None until the jobs
+            that decide it are finished.
     """
     last = [arm for arm in config.arms if arm == RETRAIN]
+    if config.protocol == "each":
+        tuning = _jobs(replace(config, seeds=config.seeds[:TUNING_SEEDS]), config.arms)
+        rest = [] if best is None else [(arm, best[arm]) for arm in config.arms if arm in best]
+        return [tuning, [Job(arm, lr, seed) for seed in config.seeds[TUNING_SEEDS:] for arm, lr in rest]]
     if config.protocol == "tuned":
         first = [arm for arm in config.arms if arm != RETRAIN]
         return [_jobs(config, first), _jobs(config, last)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ordain.study.files import only_one, write_bytes
 from ordain.study.machine import provenance
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.job import Job, best_rate, stages
+from ordain.study.runs.job import TUNING_SEEDS, Job, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
 from ordain.study.runs.record_writer import check_installed
 from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, read_config
@@ -147,13 +147,16 @@ def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     if config.protocol == "paper" and alone:
         expected = "rr, or rr with the same unit size: other orders run at its best rate"
         yield f"the paper's protocol without rr for {', '.join(alone)}", expected, "Add rr to --orders."
+    if config.protocol == "each" and RETRAIN in config.arms:
+        yield "retrain, with each order at its own rate", "orders that do not need another's run", "Leave out retrain."
     if RETRAIN in config.arms and SOURCE not in config.arms:
         yield "retrain without grab", "grab, whose last order it reuses", "Add grab."
 
 
 def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
-    """The stages known so far; under protocol ``"paper"`` most jobs are known only once RR is finished."""
-    return stages(config, baseline_rates(config, out) if config.protocol == "paper" else None)
+    """The stages known so far; under protocols ``"paper"`` and ``"each"``, results decide which jobs come later."""
+    find = {"paper": baseline_rates, "each": own_rates}.get(config.protocol)
+    return stages(config, find(config, out) if find else None)
 
 
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
@@ -172,20 +175,36 @@ def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
     Under protocol ``"paper"`` the other arms with the same unit size run at this rate. None until all RR jobs are
     finished.
     """
-    found: dict[str, float] = {}
-    for arm in filter(is_baseline, config.arms):
+    found = _best_rates(config, out, list(filter(is_baseline, config.arms)), config.seeds)
+    lost = [arm for arm, best in (found or {}).items() if best is None]
+    if lost:
+        raise InputError(
+            f"random reshuffling ({lost[0]}), which diverged at every rate",
+            expected="at least one rate at which it does not diverge",
+            remedy="Add smaller rates: --lr 0.001.",
+        )
+    return _known(found)
+
+
+def own_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
+    """The best rate of each arm that has one, by the first seeds; None until all of their jobs are finished."""
+    return _known(_best_rates(config, out, config.arms, config.seeds[:TUNING_SEEDS]))
+
+
+def _known(found: Mapping[str, float | None] | None) -> dict[str, float] | None:
+    return None if found is None else {arm: best for arm, best in found.items() if best is not None}
+
+
+def _best_rates(
+    config: RunConfig, out: Path, arms: Sequence[str], seeds: Sequence[int]
+) -> dict[str, float | None] | None:
+    found: dict[str, float | None] = {}
+    for arm in arms:
         losses: dict[float, list[float | None]] = {lr: [] for lr in config.rates}
-        for job in (Job(arm, lr, seed) for lr in config.rates for seed in config.seeds):
+        for job in (Job(arm, lr, seed) for lr in config.rates for seed in seeds):
             record = read_record(job.record(out))
             if record.end is None:
                 return None
             losses[job.lr].append(record.epochs[-1].valid_loss if record.state == DONE else None)
-        best = best_rate(losses)
-        if best is None:
-            raise InputError(
-                f"random reshuffling ({arm}), which diverged at every rate",
-                expected="at least one rate at which it does not diverge",
-                remedy="Add smaller rates: --lr 0.001.",
-            )
-        found[arm] = best
+        found[arm] = best_rate(losses)
     return found
