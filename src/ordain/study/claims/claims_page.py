@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ordain.study.claims import training_claims, vector_claims
-from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Claim, Evidence, Finding
+from ordain.study.claims import practice, training_claims, vector_claims
+from ordain.study.claims.evidence import FAILS, GROUPS, HOLDS, OPEN, Claim, Evidence, Finding
 from ordain.study.claims.pays import Gain, gains, pays_figure, reasons, tasks_figure
 from ordain.study.files import write_bytes
 from ordain.study.report.number_text import NOTHING, counted, p_text
@@ -30,6 +30,9 @@ _FIGURES = {
 class Page:
     """The content of the page."""
 
+    verdict: str  # one sentence on tuned rates and equal processor time; empty without such runs
+    practice: Table
+    by_time: list[Drawn]  # the figure of the same, if there is one
     found: list[tuple[Claim, Finding]]
     figures: list[Drawn]
     pays: Table
@@ -39,11 +42,20 @@ class Page:
     note: str
 
     @property
+    def groups(self) -> list[tuple[str, str, list[tuple[Claim, Finding]]]]:
+        """The claims by group, with the number per verdict in words."""
+        by_group = {group: [one for one in self.found if one[0].group == group] for group in GROUPS}
+        return [(group, _counts([finding for _, finding in of]), of) for group, of in by_group.items()]
+
+    @property
     def headline(self) -> str:
-        """The number of claims per verdict."""
-        said = [finding.verdict for _, finding in self.found]
-        counts = ", ".join(f"{said.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN))
-        return f"{len(said)} claims: {counts}."
+        """The numbers of all groups."""
+        return " ".join(f"{group}: {counts}." for group, counts, _ in self.groups)
+
+
+def _counts(findings: list[Finding]) -> str:
+    said = [finding.verdict for finding in findings]
+    return ", ".join(f"{said.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN))
 
 
 def write_claims(folder: Path) -> Page:
@@ -58,7 +70,12 @@ def write_claims(folder: Path) -> Page:
     titles = {name: TASKS[name].title for name in _NAMES}
     drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
     machines = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers.values()]
+    points = practice.points(folder)
+    by_time = practice.pays_by_time(points)
     page = Page(
+        practice.headline(points),
+        practice.table(points),
+        [draw("by-time", "Training loss and test accuracy against processor time", by_time)] if by_time else [],
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),
@@ -67,11 +84,11 @@ def write_claims(folder: Path) -> Page:
         list(dict.fromkeys(machines)),
         _note(folder),
     )
-    for figure in page.figures:
+    for figure in (*page.by_time, *page.figures):
         write_bytes(folder / f"{figure.name}.png", figure.png)
     write_bytes(folder / "README.md", render("claims.md", page=page))
-    figures = [embedded(figure) for figure in page.figures]
-    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures))
+    figures, by_time_figures = ([embedded(figure) for figure in of] for of in (page.figures, page.by_time))
+    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures, by_time=by_time_figures))
     return page
 
 
@@ -83,10 +100,14 @@ def _note(folder: Path) -> str:
 
 def _listed(path: Path, header: Header) -> dict[str, Any]:
     """Describe a run, with the path of its report if there is one; repeated commands are listed once."""
-    there = (path / "report" / "report.md").is_file()
     commands = list(dict.fromkeys(made.command or "" for made in header.made))
-    link = f"{quote(path.name)}/report/report.md" if there else None
-    return {"name": path.name, "link": link, "facts": _facts(header), "note": _note(path), "commands": commands}
+    pages = [f"{quote(path.name)}/report/{page}" for page in ("index.html", "report.md") if _page(path, page).is_file()]
+    links = {"html": pages[0] if pages else None, "link": pages[-1] if pages else None}
+    return {"name": path.name, **links, "facts": _facts(header), "note": _note(path), "commands": commands}
+
+
+def _page(run: Path, name: str) -> Path:
+    return run / "report" / name
 
 
 def _pays_table(found: list[Gain]) -> Table:
@@ -117,6 +138,8 @@ def _facts(header: Header) -> str:
     told = [counted(len(config.get("seeds", [])), "seed"), counted(config.get("epochs"), "epoch")]
     told.append(f"{'rate' if len(rates) == 1 else 'rates'} {value_text(rates)}")
     told.append(f"batches of {config.get('batch_size')}")
+    if config.get("decay", "constant") != "constant":
+        told.append(f"{config['decay']} decay")
     if config.get("optimizer", "sgd") != "sgd":
         told.append(str(config["optimizer"]))
     if config.get("limit") is not None:

@@ -10,6 +10,7 @@ from ordain.study.report.views import Entry, View, views
 from ordain.study.runs.records import Run, read_run
 
 HOLDS, FAILS, OPEN = "supported", "contradicted", "inconclusive"
+GROUPS = TRAINING, ABLATIONS, MECHANICS = "Training", "Ablations", "Mechanics"
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ NOT_RUN = Finding(OPEN, ("Not run.",))
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and the function that checks it."""
+    """A claim of the paper, and the function that checks it; ``group`` is one of GROUPS."""
 
     title: str
     paper: str
     find: Callable[[Evidence], Finding]
+    group: str
 
 
 def together(votes: Iterable[bool | None]) -> str:

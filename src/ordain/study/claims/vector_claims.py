@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ordain.study.claims.evidence import NOT_RUN, Claim, Evidence, Finding, together
+from ordain.study.claims.evidence import MECHANICS, NOT_RUN, Claim, Evidence, Finding, together
 from ordain.study.vectors import STUDIES
 from ordain.study.vectors.convergence_figures import n_exponents
 from ordain.study.vectors.vector_study import Record, where
@@ -66,20 +66,24 @@ CLAIMS = (
         "Balancing and reordering shortens prefix sums (Figure 1b)",
         "Herding by balancing, repeated, keeps prefix sums of random vectors short.",
         partial(_study, "toy-herding", "prefix-norms", _shorter),
+        MECHANICS,
     ),
     Claim(
         "Greedy can be far worse than random (Statement 1)",
         "There are vectors on which Algorithm 1's prefix sums grow like n, a random order's like the root of n.",
         partial(_study, "statement1", "statement1", _greedy_fails),
+        MECHANICS,
     ),
     Claim(
         "Algorithm 5 is like Algorithm 6 after ten rounds",
         "“They obtain similar results when called repeatedly (10 times).”",
         partial(_study, "balancing", "balancing", _similar),
+        MECHANICS,
     ),
     Claim(
         "The rates' exponents",
         "GraB gains a factor of n over RR under PL, and the cube root of n on smooth non-convex problems.",
         partial(_study, "rates", "rates-gap", _rates),
+        MECHANICS,
     ),
 )

@@ -1,0 +1,228 @@
+"""Does it pay against tuned, decaying rates? Each order at its own rate and length, by processor time.
+
+See results/PROTOCOL.md. The runs are those with ``--protocol each``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ordain.errors import InputError
+from ordain.study.report.curves import FONTS, legend_below
+from ordain.study.report.number_text import NOTHING, counted, p_text
+from ordain.study.report.page_content import Table
+from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, corrected
+from ordain.study.report.views import Entry, views
+from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.records import Run, read_run
+from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
+from ordain.study.style import finish, style
+from ordain.study.tasks import TASKS
+
+LEVEL = 0.05  # of Holm's p
+COSTS = "costs.json"  # seconds of an epoch by task and arm, from `python -m benchmarks.costs`
+Costs = Mapping[str, Mapping[str, float]]
+_MEASURES = {"train": "training loss", "test": "test loss", "accuracy": "test accuracy, %"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """An order at its best rate in one run, by seed."""
+
+    setting: tuple[str, ...]  # task, decay, batch size, limit: what lengths are compared within
+    arm: str
+    label: str
+    epochs: int
+    rate: float
+    edge: bool  # whether the rate is the smallest or largest of those tried
+    seconds: float  # of processor time for the whole run
+    values: Mapping[str, pd.Series]  # by measure and seed
+    same: Mapping[str, Comparison]  # with RR of as many epochs
+    equal: Mapping[str, Comparison]  # with RR of as much processor time
+
+    @property
+    def title(self) -> str:
+        """The task and how its rate decays."""
+        task, decay, size, limit = self.setting
+        usual = str(TASKS[task].defaults.batch_size)
+        more = [f"batches of {size}"] * (size != usual) + [f"{limit} examples"] * (limit != "None")
+        return ", ".join([TASKS[task].title, f"{decay} rate", *more])
+
+
+def points(folder: Path) -> list[Point]:
+    """All orders of all runs in ``folder`` that were tuned each by itself."""
+    found: list[Point] = []
+    costs = _costs(folder)
+    for path in run_folders(folder):
+        header = read_header(path)
+        if header.kind == TRAINING and header.config.get("protocol") == "each":
+            found += _of_run(read_run(path), costs)
+    return list(_at_equal_time(sorted(found, key=lambda point: (point.setting, point.arm != BASELINE, point.arm))))
+
+
+def _costs(folder: Path) -> Costs:
+    path = folder / COSTS
+    if not path.is_file():
+        return {}
+    costs = json.loads(path.read_text())
+    if not isinstance(costs, dict) or not isinstance(costs.get("seconds"), dict):
+        raise InputError(f"{path}", expected="what python -m benchmarks.costs writes", remedy="Remove or remake it.")
+    found: Costs = costs["seconds"]
+    return found
+
+
+def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
+    config = run.config
+    task, decay = str(config["task"]), str(config.get("decay", "constant"))
+    setting = (task, decay, str(config["batch_size"]), str(config.get("limit")))
+    shown = views(run)[0].shown
+    values = {name: _values(entry, decay) for name, entry in shown.items()}
+    same: dict[str, dict[str, Comparison]] = {}
+    for measure in _MEASURES:
+        if BASELINE in values:
+            others = {name: of[measure] for name, of in values.items() if name != BASELINE}
+            pairs = {name: compare(of, values[BASELINE][measure]) for name, of in others.items()}
+            same[measure] = corrected(pairs)
+    for name, entry in shown.items():
+        tried = entry.arm.rates
+        epoch = costs.get(task, {}).get(name) or float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median())
+        yield Point(
+            setting,
+            name,
+            entry.arm.label,
+            run.length,
+            entry.rate or 0.0,
+            entry.rate in (tried[0], tried[-1]),
+            epoch * run.length,
+            values[name],
+            {measure: of[name] for measure, of in same.items() if name in of},
+            {},
+        )
+
+
+def _values(entry: Entry, decay: str) -> dict[str, pd.Series]:
+    """The measures of the protocol, by seed; epoch 0 is no candidate."""
+    epochs = entry.epochs.drop(index=0, level="epoch")
+    last = max(1, len(epochs.index.unique("epoch")) // 5) if decay == "constant" else 1
+    kept = epochs.loc[epochs.valid_loss.groupby("seed").idxmin()].droplevel("epoch")
+    return {
+        "train": epochs.train_loss.groupby("seed").agg(lambda of: of.tail(last).mean()),
+        "test": kept.test_loss,
+        "accuracy": 100 * kept.test_accuracy,
+    }
+
+
+def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
+    """Add the comparison with RR's values at the same processor time, between its lengths."""
+    for point in found:
+        rr = sorted(
+            (other for other in found if other.setting == point.setting and other.arm == BASELINE),
+            key=lambda other: other.seconds,
+        )
+        inside = point.arm != BASELINE and len(rr) > 1 and rr[0].seconds <= point.seconds <= rr[-1].seconds
+        at = {measure: _between(rr, measure, point.seconds) for measure in _MEASURES} if inside else {}
+        yield replace(point, equal={measure: compare(point.values[measure], of) for measure, of in at.items()})
+
+
+def _between(rr: Sequence[Point], measure: str, seconds: float) -> pd.Series:
+    """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths."""
+    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in rr}).dropna()
+    return table.apply(lambda row: float(np.interp(np.log(seconds), table.columns, row)), axis=1)
+
+
+def better(comparison: Comparison | None, measure: str) -> bool | None:
+    """Whether a significant difference is an improvement; None if there is none."""
+    if comparison is None or comparison.difference is None or len(comparison.seeds) < ENOUGH_SEEDS:
+        return None
+    p = comparison.p if comparison.holm is None else comparison.holm
+    return None if p is None or p >= LEVEL else (comparison.difference < 0) == (measure != "accuracy")
+
+
+def headline(found: Sequence[Point]) -> str:
+    """One sentence: at how many settings an order beats RR at equal processor time."""
+    tested = [point for point in found if point.equal]
+    settings = list(dict.fromkeys(point.setting for point in tested))
+    if not settings:
+        return ""
+    told = []
+    for measure, name in (("train", "training loss"), ("accuracy", "test accuracy")):
+        won = {point.setting for point in tested if better(point.equal[measure], measure)}
+        lost = {point.setting for point in tested if better(point.equal[measure], measure) is False} - won
+        told.append(f"{name}: better in {len(won)}, worse in {len(lost)}")
+    where = counted(len(settings), "setting")
+    return f"Against random reshuffling with a tuned rate and as much processor time, in {where}: {'; '.join(told)}."
+
+
+def table(found: Sequence[Point]) -> Table:
+    """What you do, what it costs, and what comes out."""
+    rows = []
+    for point in found:
+        base = [other for other in found if (other.setting, other.arm) == (point.setting, BASELINE)]
+        least = min((other.seconds for other in base), default=point.seconds)
+        rows.append(
+            (
+                point.title,
+                point.label,
+                str(point.epochs),
+                f"{point.rate:g}{'*' if point.edge else ''}",
+                f"{point.seconds / least:.2f}",
+                *(_value(point, measure) for measure in _MEASURES),
+                *(_p(of.get("train")) for of in (point.same, point.equal)),
+                *(_p(of.get("accuracy")) for of in (point.same, point.equal)),
+            )
+        )
+    headings = ["task", "order", "epochs", "rate", "processor time", *_MEASURES.values()]
+    headings += [f"p, {what}, {when}" for what in ("training", "accuracy") for when in ("same epochs", "same time")]
+    return Table("Does it pay?", headings, rows)
+
+
+def _value(point: Point, measure: str) -> str:
+    of = point.values[measure]
+    digits = 1 if measure == "accuracy" else 4
+    return f"{of.mean():.{digits}f} ± {of.std():.{digits}f}"
+
+
+def _p(comparison: Comparison | None) -> str:
+    if comparison is None or comparison.p is None:
+        return NOTHING
+    return p_text(comparison.p if comparison.holm is None else comparison.holm)
+
+
+def pays_by_time(found: Sequence[Point]) -> Figure | None:
+    """Training loss and test accuracy against processor time, one row for each setting."""
+    settings = list(dict.fromkeys(point.setting for point in found))
+    if not settings:
+        return None
+    arms = list(dict.fromkeys(point.arm for point in found if point.arm != BASELINE))
+    with rc_context(FONTS):
+        figure = Figure(figsize=(7.6, 2.3 * len(settings) + 0.8), layout="constrained")
+        grid = figure.subplots(len(settings), 2, squeeze=False)
+        for row, setting in zip(grid, settings, strict=True):
+            for axes, measure in zip(row, ("train", "accuracy"), strict=True):
+                for arm in (BASELINE, *arms):
+                    mine = sorted(
+                        (point for point in found if (point.setting, point.arm) == (setting, arm)),
+                        key=lambda point: point.seconds,
+                    )
+                    if not mine:
+                        continue
+                    look = style(0 if arm == BASELINE else 1 + arms.index(arm))
+                    means = [point.values[measure].mean() for point in mine]
+                    spread = [point.values[measure].std() for point in mine]
+                    at = [point.seconds / 60 for point in mine]
+                    axes.errorbar(at, means, yerr=spread, capsize=2, label=mine[0].label, **look.line(1))
+                axes.set_ylabel(_MEASURES[measure])
+                finish(axes)
+            row[0].set_title(next(point.title for point in found if point.setting == setting))
+        for axes in grid[-1]:
+            axes.set_xlabel("minutes of processor time")
+        legend_below(figure)
+    return figure

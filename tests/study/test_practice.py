@@ -1,0 +1,94 @@
+"""Orders at their own rate and length: every number from records whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study.study_records import write_config, write_job
+
+from ordain.errors import InputError
+from ordain.study.claims import practice
+from ordain.study.claims.claims_page import write_claims
+from ordain.study.report.statistics import compare
+
+NOISE = [0.0, 0.002, -0.002, 0.001, -0.001]
+
+
+def write(folder: Path, length: int, finals: dict[str, dict[float, float]], *, decay: str = "cosine") -> None:
+    """Two seeds at every rate, five at the best one; epoch 0 has the lowest validation loss of all."""
+    name = f"{decay}-{length}"
+    settings = {"task": "mnist", "protocol": "each", "decay": decay, "epochs": length, "batch_size": 64, "limit": None}
+    rates = sorted({rate for of in finals.values() for rate in of})
+    config = settings | {"arms": list(finals), "rates": rates, "seeds": list(range(5))}
+    write_config(folder / name, task="mnist", config=config)
+    for arm, by_rate in finals.items():
+        best = min(by_rate, key=lambda rate: by_rate[rate])
+        for rate, final in by_rate.items():
+            for seed in range(5 if rate == best else 2):
+                own = NOISE[seed] * (1 if arm == "rr" else -1)
+                losses = [0.01, *(final + own + 0.1 * (length - epoch) for epoch in range(1, length + 1))]
+                write_job(folder / name, arm, rate, seed, losses)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, 4, {"rr": {0.1: 0.6, 0.2: 0.5, 0.4: 0.7}, "grab": {0.1: 0.9, 0.2: 0.44, 0.4: 0.4}})
+    write(tmp_path, 8, {"rr": {0.1: 0.3, 0.2: 0.4}})
+    (tmp_path / "costs.json").write_text(json.dumps({"seconds": {"mnist": {"rr": 2.0, "grab": 3.0}}}))
+    return tmp_path
+
+
+def test_orders_at_their_own_rate_and_length(folder: Path) -> None:
+    found = {(point.arm, point.epochs): point for point in practice.points(folder)}
+    assert set(found) == {("rr", 4), ("rr", 8), ("grab", 4)}
+    assert [(p.rate, p.edge, p.seconds) for p in found.values()] == [
+        (0.2, False, 8.0),
+        (0.1, True, 16.0),
+        (0.4, True, 12.0),
+    ]
+    grab = found["grab", 4]
+    theirs = {seed: 0.5 + noise for seed, noise in enumerate(NOISE)}
+    ours = {seed: 0.4 - noise for seed, noise in enumerate(NOISE)}
+    same = compare(ours, theirs)
+    assert grab.same["train"].difference == pytest.approx(same.difference)
+    assert grab.same["train"].holm == pytest.approx(same.p)
+    assert practice.better(grab.same["train"], "train") is True
+    # As long as RR with 6 epochs: between its runs of 4 and 8 epochs, in the logarithm of time.
+    share = np.log(12 / 8) / np.log(2)
+    between = {seed: (1 - share) * (0.5 + noise) + share * (0.3 + noise) for seed, noise in enumerate(NOISE)}
+    equal = compare(ours, between)
+    assert grab.equal["train"].difference == pytest.approx(equal.difference)
+    assert practice.better(grab.equal["train"], "train") is False
+    assert practice.better(grab.equal["train"], "accuracy") is True
+    assert grab.values["test"].to_dict() == pytest.approx(found["grab", 4].values["train"].to_dict(), abs=0.3)
+
+
+def test_a_constant_rate_is_judged_by_its_last_fifth(tmp_path: Path) -> None:
+    write(tmp_path, 10, {"rr": {0.1: 0.5}}, decay="constant")
+    (point,) = practice.points(tmp_path)
+    assert point.values["train"][0] == pytest.approx(0.55)  # of 0.6 and 0.5
+    assert not point.equal
+
+
+def test_the_page_begins_with_it(folder: Path) -> None:
+    page = write_claims(folder)
+    assert page.verdict == (
+        "Against random reshuffling with a tuned rate and as much processor time, in 1 setting: training loss: better "
+        "in 0, worse in 1; test accuracy: better in 0, worse in 0."
+    )
+    text = (folder / "README.md").read_text()
+    claims = text.index("## The paper's claims")
+    assert text.index(page.verdict) < text.index("![Training loss and test accuracy") < claims
+    row = next(line for line in text.splitlines() if "| GraB |" in line)
+    assert r"| 4 | 0.4\* | 1.50 | 0.4000 ± 0.0016 |" in row
+    assert (folder / "by-time.png").is_file()
+    assert page.verdict in (folder / "index.html").read_text()
+
+
+def test_no_costs_of_ours(folder: Path) -> None:
+    (folder / "costs.json").write_text("[]")
+    with pytest.raises(InputError, match=r"benchmarks\.costs"):
+        practice.points(folder)
