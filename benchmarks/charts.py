@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ordain.study.report.statistics import compare
 from ordain.study.style import LEGEND, finish, grid_figure, png, style
 
 TITLES = {
@@ -120,3 +121,66 @@ def extra(peak: dict[str, int], rr: dict[str, int]) -> str:
     """Megabytes over reshuffling in a later epoch, and in the first one where that is much more."""
     later, first = ((peak[when] - rr[when]) / 1e6 for when in ("later", "first"))
     return f"{later:.1f}" if first < 1.2 * later + 1 else f"{later:.1f} (first {first:.0f})"
+
+
+def layers_chart(records: list[Record], path: Path) -> None:
+    """Loss against price: seconds and losses relative to random reshuffling with the same seed."""
+    tasks = list(dict.fromkeys(record["task"] for record in records))
+    figure, axes = grid_figure(11, 4.2, columns=len(tasks))
+    for panel, task in zip(axes.flat, tasks, strict=True):
+        mine = [record for record in records if record["task"] == task]
+        for kind, position, marker in (("GraB", 2, "o"), ("herding", 1, "s"), ("stratified", 3, "D")):
+            look = style(position)
+            for arm in dict.fromkeys(record["arm"] for record in mine if record["arm"].startswith(kind)):
+                price, loss = price_of(mine, arm), relative(mine, arm, "test loss")
+                variant = "k =" in arm or "rounds" in arm or "epoch" in arm
+                panel.errorbar(
+                    price,
+                    100 * (statistics.mean(loss) - 1),
+                    yerr=100 * statistics.stdev(loss) if len(loss) > 1 else None,
+                    marker=marker,
+                    color=look.color,
+                    alpha=0.5 if variant else 1,
+                    markersize=4 if variant else 7,
+                )
+                name = arm.removeprefix(f"{kind}, ").removeprefix("last, ") if kind != "stratified" else arm
+                place = price, 100 * (statistics.mean(loss) - 1)
+                panel.annotate(name, place, (4, 4), textcoords="offset points", fontsize=7, color=look.color)
+        panel.axhline(0, color="black", linewidth=1)
+        panel.set(title=task, xlabel="processor time / RR's")
+        finish(panel)
+    axes.flat[0].set_ylabel("test loss, % above RR's (squares: herding, circles: GraB)")
+    save(figure, path)
+
+
+def relative(records: list[Record], arm: str, measure: str) -> list[float]:
+    """By seed: the value over that of random reshuffling."""
+    base = {record["seed"]: record[measure] for record in records if record["arm"] == "rr"}
+    return [
+        record[measure] / base[record["seed"]] for record in records if record["arm"] == arm and record["seed"] in base
+    ]
+
+
+def price_of(records: list[Record], arm: str) -> float:
+    """Processor time over that of random reshuffling."""
+    return next(record["price"] for record in records if record["arm"] == arm) or float("nan")
+
+
+def layers_table(records: list[Record]) -> str:
+    """Means over seeds; p of a paired t test of the test loss against random reshuffling."""
+    lines = ["| task | order by | seeds | train loss | test loss | p | herding objective | time |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for task in dict.fromkeys(record["task"] for record in records):
+        mine = [record for record in records if record["task"] == task]
+        base = {record["seed"]: record["test loss"] for record in mine if record["arm"] == "rr"}
+        for arm in dict.fromkeys(record["arm"] for record in mine):
+            of = [record for record in mine if record["arm"] == arm]
+            found = compare({record["seed"]: record["test loss"] for record in of}, base)
+            p = "-" if found.p is None else f"{found.p:.2g}"
+            measures = ("train loss", "test loss", "objective")
+            means = {name: statistics.mean(record[name] for record in of) for name in measures}
+            lines.append(
+                f"| {task} | {arm} | {len(of)} | {means['train loss']:.4f} | {means['test loss']:.4f} | {p} | "
+                f"{means['objective']:.2f} | {price_of(mine, arm):.2f} |"
+            )
+    return "\n".join(lines)

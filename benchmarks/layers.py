@@ -1,6 +1,7 @@
 """What ordering by a part of the model is worth: losses, the herding objective of full gradients, and the price.
 
     python -m benchmarks.layers results/layers.jsonl --seeds 5 [--task cifar10]
+    python -m benchmarks.layers results/layers.jsonl --show    # the table, and docs/images/layers.png
 
 One line of JSON a run; runs that are there already are not made again, so that it can be stopped at any time. Needs
 the data of ``ordain data`` (mnist, cifar10, wikitext-2).
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler
 
-from ordain import GraB, Herding, Order, RandomReshuffling, Stratified
+from benchmarks.charts import layers_chart, layers_table
+from benchmarks.timing import median_ratio
+from ordain import Every, GraB, Herding, Order, RandomReshuffling, Stratified
 from ordain.herding import herding_objective
 from ordain.study.data import data_dir
 from ordain.study.data.datasets import load
 from ordain.study.machine import provenance
 from ordain.study.tasks.gpt import Gpt
 from ordain.study.tasks.images import lenet
+
+STEPS, WARM_UP, ROUNDS = 60, 3, 6
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,6 @@ TASKS = {
         lambda: text(2_500, 1_000),
         {
             "last": "head",
-            "output": "head.",
             "last two": ["blocks.1.up", "blocks.1.down"],
             "last block": "blocks.1",
             "all": None,
@@ -138,6 +143,7 @@ def arms(task: Task) -> dict[str, Callable[[nn.Module, Tensor, int], Order]]:
         found[f"herding, last, k = {k}"] = herd(task.layers["last"], sketch=k)
     for rounds in (1, 2):
         found[f"herding, last, {rounds} rounds"] = herd(task.layers["last"], sketch=1024, rounds=rounds)
+    found["herding, last, k = 256, every third epoch"] = herd(task.layers["last"], sketch=256, learn=Every(3))
     return found
 
 
@@ -186,6 +192,39 @@ def objective(task: Task, model: nn.Module, x: Tensor, y: Tensor, order: np.ndar
     return float(herding_objective(z, found, norm=2) / random)
 
 
+def epoch_of_steps(
+    task: Task, model: nn.Module, order: Order, optimizer: torch.optim.Optimizer, schedule: Any, x: Tensor, y: Tensor
+) -> None:
+    for indices in BatchSampler(order.sampler, task.size, drop_last=False):
+        loss_of(model, x[indices], y[indices]).backward()
+        order.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def prices(task: Task) -> dict[str, float]:
+    """Processor time of epochs over that of random reshuffling, each order in turn."""
+    x, y, _, _ = task.data()
+    x, y = x[: STEPS * task.size], y[: STEPS * task.size]
+    jobs = {}
+    for arm, build in arms(task).items():
+        model = task.build()
+        order, optimizer = build(model, y, 0), task.optimizer(model.parameters())
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        jobs[arm] = partial(epoch_of_steps, task, model, order, optimizer, schedule, x, y)
+    seconds: dict[str, list[float]] = {arm: [] for arm in jobs}
+    for number in range(WARM_UP + ROUNDS):
+        for arm, job in jobs.items():
+            began = time.thread_time()
+            job()
+            if number >= WARM_UP:
+                seconds[arm].append(time.thread_time() - began)
+    rr = seconds["rr"]
+    # An order that learns in one epoch of three has done so in two of six.
+    return {arm: sum(of) / sum(rr) if "third" in arm else median_ratio(of, rr) for arm, of in seconds.items()}
+
+
 def run(task: Task, build: Callable[[nn.Module, Tensor, int], Order], seed: int) -> dict[str, Any]:
     x, y, test_x, test_y = task.data()
     torch.manual_seed(seed)
@@ -194,26 +233,15 @@ def run(task: Task, build: Callable[[nn.Module, Tensor, int], Order], seed: int)
     optimizer = task.optimizer(model.parameters())
     steps = task.epochs * math.ceil(len(x) / task.size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    seconds = 0.0
     for _ in range(task.epochs):
-        began = time.thread_time()
-        for indices in BatchSampler(order.sampler, task.size, drop_last=False):
-            loss_of(model, x[indices], y[indices]).backward()
-            order.step()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        seconds += time.thread_time() - began
-    began = time.thread_time()
-    following = np.fromiter(order.sampler, dtype=np.int64)  # with the work at the end of the epoch
-    seconds += time.thread_time() - began
+        epoch_of_steps(task, model, order, optimizer, schedule, x, y)
+    following = np.fromiter(order.sampler, dtype=np.int64)
     loss, accuracy = evaluate(model, test_x, test_y)
     order.detach()
     return {
         "train loss": evaluate(model, x, y)[0],
         "test loss": loss,
         "test accuracy": accuracy,
-        "seconds": seconds,
         "objective": objective(task, model, x, y, following),
     }
 
@@ -224,8 +252,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--task", choices=TASKS, action="append")
     parser.add_argument("--arm", action="append")
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--price", action="store_true", help="on a machine that does nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.price:
+        for name in options.task or TASKS:
+            with options.records.open("a") as file:
+                file.write(json.dumps({"task": name, "prices": prices(TASKS[name])}) + "\n")
+        return
+    if options.show:
+        lines = [json.loads(line) for line in options.records.read_text().splitlines()[1:]]
+        price = {line["task"]: line["prices"] for line in lines if "prices" in line}
+        records = [line | {"price": price.get(line["task"], {}).get(line["arm"])} for line in lines if "arm" in line]
+        layers_chart(records, Path("docs/images/layers.png"))
+        print(layers_table(records))
+        return
     done = set()
     if options.records.exists():
         lines = [json.loads(line) for line in options.records.read_text().splitlines()]
