@@ -9,7 +9,7 @@ import pytest
 import torch
 from launched import launched
 from torch.utils.data import TensorDataset
-from workers.ddp_exact import EPOCHS, made, scenarios, train
+from workers.ddp_exact import EPOCHS, made, optimizer_for, scenarios, train
 
 from ordain import GraB, RandomReshuffling
 from ordain.distributed.rank_view import dealt
@@ -33,6 +33,7 @@ def alone(name: str) -> dict[str, Any]:
     model, x, y = made(task)
     options = {key: value for key, value in options.items() if key not in ("mode", "tail")}
     n = options.pop("n", len(x))
+    optimizer = optimizer_for(model, options)
     if options.get("gradients") == "microbatch":  # a row is a unit, and its weights move after `ranks` of them
         loop = loop | {"accumulate": ranks}
         order: Any = GraB(model, n, group=options["group"], distributed=False)
@@ -40,7 +41,7 @@ def alone(name: str) -> dict[str, Any]:
     else:
         order = GraB(model, n, distributed=False, **options)
         loop = {"batch": loop["batch"] * ranks, "accumulate": loop.get("accumulate", 1)}
-    return train(order, model, TensorDataset(x[:n], y[:n]), **loop)
+    return train(order, model, TensorDataset(x[:n], y[:n]), optimizer, **loop)
 
 
 @pytest.mark.parametrize("name", EXACT)

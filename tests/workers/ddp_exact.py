@@ -63,10 +63,19 @@ def made(task: str) -> tuple[nn.Module, Tensor, Tensor]:
     return model.double(), x, y
 
 
+def optimizer_for(model: nn.Module, options: dict[str, Any]) -> torch.optim.Optimizer:
+    """SGD; with the option ``adam`` that, and the order is preconditioned by it."""
+    if not options.pop("adam", False):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+    options["precondition"] = torch.optim.Adam(model.parameters(), lr=0.01)
+    return options["precondition"]
+
+
 def train(
     order: Any,
     model: nn.Module,
     data: TensorDataset,
+    optimizer: torch.optim.Optimizer,
     *,
     batch: int,
     accumulate: int = 1,
@@ -75,7 +84,6 @@ def train(
 ) -> dict[str, Any]:
     """An ordinary loop; with ``accumulate`` batches to an optimizer step."""
     loader = DataLoader(data, batch_size=batch, sampler=order.sampler)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(EPOCHS):
         if hasattr(order.sampler, "set_epoch"):
             order.sampler.set_epoch(epoch + 17)
@@ -106,6 +114,8 @@ def scenarios() -> Iterator[tuple[str, int, str, dict[str, Any], dict[str, Any]]
             yield f"exact-{centering}-{ranks}", ranks, "tabular", {"centering": centering}, {"batch": 12 // ranks}
     for task in ("images", "language"):
         yield f"{task}-2", 2, task, {}, {"batch": 6}
+        yield f"adam-{task}-2", 2, task, {"adam": True}, {"batch": 6}
+    yield "adam-sketch-2", 2, "tabular", {"adam": True, "sketch": 24, "centering": "pair"}, {"batch": 6}
     yield "func-2", 2, "tabular", {"gradients": "func"}, {"batch": 6}
     yield "no_sync-2", 2, "tabular", {}, {"batch": 3, "accumulate": 2}
     yield "micro-2", 2, "tabular", {"gradients": "microbatch", "group": 4}, {"batch": 4}
@@ -123,11 +133,12 @@ def run(ranks: int, task: str, options: dict[str, Any], loop: dict[str, Any], gr
     n = options.pop("n", len(x))
     rule = Distributed(mode=options.pop("mode", "exact"), tail=options.pop("tail", "repeat"), group=group, timeout=60)
     wrapped = DistributedDataParallel(model, process_group=group)
+    optimizer = optimizer_for(model, options)
     if options.pop("order", "grab") == "rr":
         order: Any = RandomReshuffling(n, distributed=rule)
     else:
         order = GraB(wrapped, n, distributed=rule, **options)
-    found = train(order, wrapped, TensorDataset(x[:n], y[:n]), **loop)
+    found = train(order, wrapped, TensorDataset(x[:n], y[:n]), optimizer, **loop)
     return found | {
         "sent": order.sent_bytes,
         "sampler": isinstance(order.sampler, torch.utils.data.DistributedSampler),

@@ -8,6 +8,7 @@ from ordain.gradients.dense import Dense, as_gradients
 from ordain.gradients.factored import Factored, rescaled
 from ordain.gradients.one_at_a_time import per_example_loop
 from ordain.gradients.param_grads import Materialized, ParamGrads
+from ordain.gradients.preconditioned import preconditioned
 from ordain.gradients.protocol import Collected, Gradients, Source
 from ordain.gradients.rules import Use, register_rule
 from ordain.gradients.sketch import Sketch, sketch
@@ -28,6 +29,7 @@ __all__ = [
     "Use",
     "as_gradients",
     "per_example_loop",
+    "preconditioned",
     "register_rule",
     "rescaled",
     "sketch",

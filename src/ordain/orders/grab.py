@@ -38,8 +38,8 @@ class GraB(Order):
         learn: in which epochs to learn: :class:`~ordain.Always` by default, ``Until(1)`` (the paper's *1-step GraB*),
             ``Every(k)``, or any function of the epoch.
         freeze_after: short for ``learn=Until(freeze_after)``.
-        **options: see :class:`~ordain.Order`: gradients, params, loss_reduction, batch_dim, group, sketch, seed,
-            distributed.
+        **options: see :class:`~ordain.Order`: gradients, params, loss_reduction, batch_dim, group, sketch,
+            precondition, seed, distributed.
 
     >>> import torch
     >>> order = GraB(None, 4, seed=1)

@@ -1,4 +1,4 @@
-"""Gradients as they come in: of the same length every time, and sketched if the order is one of sketches."""
+"""Gradients as they come in: of the same length every time, and scaled or sketched where the order asks for it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from ordain.balancing.state import broken, described
 from ordain.errors import GradientError, InputError, StateError
 from ordain.gradients import Gradients, Sketch
 from ordain.gradients.memory import shrinking
+from ordain.orders.preconditioning import Preconditioner
 from ordain.orders.saved_state import State
 
 
 class Intake:
-    """Checks and sketches.
+    """Checks, scales and sketches.
 
     Args:
         given: the length of the gradients that come, if a model is watched; None: that of the first ones.
         sketch: what is applied to those that are longer than a sketch; None: nothing.
+        precondition: what scales them first; None: nothing.
 
     Attributes:
         passive: whether it has nothing to do with what comes from the model.
     """
 
-    def __init__(self, given: int | None, sketch: Sketch | None) -> None:
-        self.sketch = sketch
+    def __init__(self, given: int | None, sketch: Sketch | None, precondition: Preconditioner | None = None) -> None:
+        self.sketch, self._precondition = sketch, precondition
         self._given = self._coming = given
         self._fixed = given is not None
         self.passive = self._fixed and sketch is None
@@ -35,7 +37,7 @@ class Intake:
         return self._given if self._given is None or self.sketch is None else min(self._given, self.sketch.k)
 
     def take(self, batch: Gradients) -> Gradients:
-        """The batch as it is learned from."""
+        """The batch as it is exchanged with other ranks: in factors, or sketched."""
         if self._given is not None and batch.dim != self._given:
             raise GradientError(
                 f"gradients of length {batch.dim}",
@@ -44,19 +46,38 @@ class Intake:
             )
         self._coming = batch.dim
         sketch = self.sketch
-        return batch if sketch is None or batch.dim <= sketch.k else shrinking(lambda: sketch(batch))
+        if sketch is None or batch.dim <= sketch.k:
+            return batch
+        return shrinking(lambda: sketch(self._scaled(batch)))
+
+    def learned(self, batch: Gradients) -> Gradients:
+        """The same as it is learned from: scaled, unless it is a sketch, which is of scaled gradients."""
+        sketched = self.sketch is not None and self._coming is not None and self._coming > self.sketch.k
+        return batch if sketched else self._scaled(batch)
+
+    def _scaled(self, batch: Gradients) -> Gradients:
+        return batch if self._precondition is None else self._precondition(batch)
+
+    def begin_pass(self, *, touched: bool) -> None:
+        """A pass begins: that of a new epoch, unless some of it was observed."""
+        if self._precondition is not None and not (touched and self._precondition.begun):
+            self._precondition.begin_epoch()
 
     def confirm(self) -> None:
         """The last batch was learned from: those that follow must be of its length."""
         self._given = self._coming
 
-    def save(self) -> State:
-        """The lengths."""
+    def save(self, *, vectors: bool) -> State:
+        """The lengths, and what they are scaled by."""
+        scaled = {} if self._precondition is None else self._precondition.save(vectors=vectors)
+        return self._lengths() | scaled
+
+    def _lengths(self) -> State:
         return {"dim": self.dim} if self.sketch is None else {"dim": self.dim, "given_dim": self._given}
 
     def check(self, state: State) -> None:
         """Raise if the lengths are not these."""
-        for name, length in self.save().items():
+        for name, length in self._lengths().items():
             saved = state[name]
             if saved is not None and (type(saved) is not int or saved < 1):
                 raise broken(name, described(saved), "the length of a gradient")
@@ -66,11 +87,15 @@ class Intake:
                     expected=f"length {self._given}",
                     remedy="Load it into the model it was saved with.",
                 )
+        if self._precondition is not None:
+            self._precondition.check(state, state["dim" if self.sketch is None else "given_dim"])
 
     def load(self, state: State) -> None:
         """Go back to a state that has passed :meth:`check`."""
         if not self._fixed:
             self._given = self._coming = state["dim" if self.sketch is None else "given_dim"]
+        if self._precondition is not None:
+            self._precondition.load(state)
 
 
 def check_loss_scale(loss_scale: Any) -> None:

@@ -45,7 +45,8 @@ class Herding(Order):
             once, with the figure.
         fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
             ``with order.rehearsal():``, instead of the last epoch's stale ones.
-        **options: as in :class:`~ordain.GraB`: learn, gradients, params, loss_reduction, group, sketch, seed.
+        **options: as in :class:`~ordain.GraB`: learn, gradients, params, loss_reduction, group, sketch,
+            precondition, seed.
     """
 
     def __init__(

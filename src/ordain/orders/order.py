@@ -25,6 +25,7 @@ from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake, check_loss_scale
 from ordain.orders.learner import Learner
 from ordain.orders.options import keywords, refuse_unknown
+from ordain.orders.preconditioning import Preconditioner
 from ordain.orders.saved_state import (
     STATE_VERSION,
     State,
@@ -73,6 +74,8 @@ class Order:
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
         sketch: order by random sketches of this many numbers instead of longer gradients: O(sketch) memory, not O(d).
+        precondition: the optimizer, if it is Adam, AdamW or RMSprop: order by gradients as it scales them, divided by
+            the roots of its second moments at the beginning of the epoch. See docs/orders.md.
 
     Attributes:
         n: as above, in this process's shard if ranks are independent.
@@ -100,6 +103,7 @@ class Order:
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         sketch: int | None = None,
+        precondition: torch.optim.Optimizer | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:  # subclasses hand on what they do not know themselves
@@ -112,6 +116,12 @@ class Order:
                 remedy="Pass arrange=, a function of the epoch, or learner=, which looks at gradients.",
             )
         _check_model(model, batch_dim, type(self).__name__)
+        if precondition is not None and (model is None or learner is None):
+            raise InputError(
+                "precondition= on an order without a model",
+                expected="an order that takes gradients from a model",
+                remedy="Multiply the gradients that you observe() yourself.",
+            )
         self.n, self.group, self.seed = check_n(n), check_group(group), _rng.check_seed(seed)
         self._schedule = Learning(learn)
         self._view = view_of(self.n, distributed)
@@ -121,6 +131,8 @@ class Order:
         extra = dict(identity or {})
         if learner is not None:
             extra |= learner.identity() | {"learn": self._schedule.name}
+        if precondition is not None:
+            extra["precondition"] = type(precondition).__name__
         self._view.agree(order=type(self).__name__, n=self.n, seed=self.seed, group=self.group)
         self._view.agree(**extra)
         first = _rng.permutation(self.n, seed=self.seed) if members is None else members
@@ -149,6 +161,7 @@ class Order:
             rank, ranks = self._view.rank, self._view.ranks
             self.sampler = RankSampler(self._cursor, order=repr(self), n=self.n, rank=rank, ranks=ranks)
         if learner is not None:
+            conditioner: Preconditioner | None = None
             try:
                 if model is not None:
                     model = model.module if isinstance(model, DistributedDataParallel) else model
@@ -158,7 +171,10 @@ class Order:
                         )
                     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
                     self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
-                self._begin(learner, self._source, None if sketch is None else Sketch(sketch, seed=self.seed))
+                    if precondition is not None:
+                        conditioner = Preconditioner(precondition, model, self._source)
+                sketches = None if sketch is None else Sketch(sketch, seed=self.seed)
+                self._begin(learner, self._source, sketches, conditioner)
                 if model is not None and self._source is not None:
                     self._claim = claim(model, self._source)
                     self._watch(learning=self._learning)
@@ -166,9 +182,11 @@ class Order:
                 self.detach()
                 raise
 
-    def _begin(self, learner: Learner, source: Source | None, sketch: Sketch | None) -> None:
+    def _begin(
+        self, learner: Learner, source: Source | None, sketch: Sketch | None, conditioner: Preconditioner | None
+    ) -> None:
         self._learner = learner
-        self._intake = Intake(None if source is None else source.dim, sketch)
+        self._intake = Intake(None if source is None else source.dim, sketch, conditioner)
         if sketch is not None:  # parameters are laid out differently in gradients from elsewhere
             self._identity["sketch"] = f"{sketch.k} of {'observe' if source is None else source.name}"
         whole_units = source is not None and source.whole_units
@@ -314,14 +332,14 @@ class Order:
         return (
             state
             | self._arrangement.save(epoch=self.epoch, history=history)
-            | self._intake.save()
+            | self._intake.save(vectors=vectors)
             | self._learner.save(vectors=vectors)
         )
 
     def load_state_dict(self, state: State) -> None:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
         state = converted(state)
-        check_identity(state, self._identity | {"sketch": self._identity.get("sketch")})
+        check_identity(state, {name: self._identity.get(name) for name in ("sketch", "precondition")} | self._identity)
         mine = self.state_dict(vectors=False, history=False)
         check_fields(state, {name: value for name, value in mine.items() if name not in ("parameters", "dtype")})
         self._cursor.check(state)
@@ -411,6 +429,7 @@ class Order:
                 batch, slots = arrangement.live(batch, slots)
             if len(slots):
                 try:
+                    batch = self._intake.learned(batch)
                     decision = self._learner.learn(batch, slots, whole_units=whole, epoch=cursor.epoch)
                 except BaseException:
                     arrangement.set_aside(self._learner.abandoned())
@@ -469,6 +488,12 @@ class Order:
         ]
 
     def _given(self, grads: Any) -> Collected:
+        if "precondition" in self._identity:
+            raise StepError(
+                "observe() on an order with precondition=",
+                expected="step(), which knows of what parameters the gradients are",
+                remedy="Make the order without precondition=, and multiply the gradients yourself.",
+            )
         batch = as_gradients(grads)
         return Collected(self._intake.take(batch), batch.size)
 
@@ -488,6 +513,8 @@ class Order:
     def _indices(self) -> Indices:
         if self._source is not None:
             self._source.drop()  # gradients that no step() took belong to draws that are over
+        if self._learning:
+            self._intake.begin_pass(touched=self._cursor.touched)
         return self._units.expand(self._arranged(self.epoch)) if not self._learns else self._arrangement.indices()
 
     def _arranged(self, epoch: int) -> Indices:

@@ -16,7 +16,7 @@ from ordain.errors import StateError
 
 STATE_VERSION = 3
 State = dict[str, Any]
-_OPTIONAL = ("dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
+_OPTIONAL = ("diagonal", "dim", "given_dim", "stored", "vectors")  # fields that are None until something was seen
 
 
 def converted(state: Any) -> Any:
