@@ -22,7 +22,7 @@ def test_all_names_exist_and_are_sorted() -> None:
 
 def test_the_core_imports_nothing_optional() -> None:
     optional = ["numba", "matplotlib", "sklearn", "scipy", "rich", "typer", "jinja2", "transformers", "lightning"]
-    optional += ["accelerate", "pytorch_lightning", "peft"]
+    optional += ["accelerate", "pytorch_lightning", "peft", "jax"]
     code = (
         "import sys, torch, numpy; had = set(sys.modules); import ordain.integrations; "
         f"print([name for name in {optional!r} if name in sys.modules and name not in had])"

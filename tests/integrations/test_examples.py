@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launched import launched
+from launched import TIMEOUT, launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(name: str, folder: Path, *words: str, ranks: int = 1) -> list[str]:
+def ran(name: str, folder: Path, *words: str, ranks: int = 1, forked: bool = True) -> list[str]:
     assert len((EXAMPLES / name).read_text().splitlines()) <= 80
-    ended = launched(EXAMPLES / name, "--out", folder, *words, ranks=ranks)
+    if forked:
+        ended = launched(EXAMPLES / name, "--out", folder, *words, ranks=ranks)
+    else:  # JAX has threads
+        command = [sys.executable, str(EXAMPLES / name), "--out", str(folder), *words]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -34,6 +40,16 @@ def test_lightning(tmp_path: Path) -> None:
     ran("lightning_mnist.py", tmp_path, "--epochs", "1")
     out = ran("lightning_mnist.py", tmp_path, "--epochs", "2", "--resume")
     assert re.fullmatch(r"58 steps, loss 0\.\d+, GraB\(n=1797, seed=0\), in epoch 1", out[-1])
+
+
+def test_jax(tmp_path: Path) -> None:
+    for package in ("jax", "optax"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    first = ran("jax_mnist.py", tmp_path, "--epochs", "1", forked=False)
+    second = ran("jax_mnist.py", tmp_path, "--epochs", "2", "--resume", forked=False)
+    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in (*first, *second)]
+    assert [match and match[1] for match in told] == ["1", "2"]
+    assert all(match and float(match[2]) < limit for match, limit in zip(told, (2.3, 0.5), strict=True))
 
 
 def test_accelerate(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ordain.errors import MissingPackageError
 from ordain.integrations.packages import require
 
 
-@pytest.mark.parametrize("name", ["transformers", "accelerate", "lightning"])
+@pytest.mark.parametrize("name", ["transformers", "accelerate", "lightning", "jax"])
 def test_a_framework_that_is_missing(name: str) -> None:
     """As where it is not installed: None in sys.modules makes its import fail."""
     code = f"import sys; sys.modules[{name!r}] = None; import ordain.integrations.{name}"
