@@ -36,7 +36,8 @@ def alone(name: str) -> dict[str, Any]:
     optimizer = optimizer_for(model, options)
     if options.get("gradients") == "microbatch":  # a row is a unit, and its weights move after `ranks` of them
         loop = loop | {"accumulate": ranks}
-        order: Any = GraB(model, n, group=options["group"], distributed=False)
+        units = {key: options[key] for key in ("group", "contiguous") if key in options}
+        order: Any = GraB(model, n, distributed=False, **units)
         loop = {"batch": loop["batch"] * ranks}
     else:
         order = GraB(model, n, distributed=False, **options)
@@ -72,6 +73,13 @@ def test_independent_ranks_keep_their_shards(found: list[dict[str, Any]]) -> Non
         shards = [{tuple(sorted(order)) for order in found[rank][name]["orders"]} for rank in range(4)]
         assert all(len(one) == 1 for one in shards)
         assert sorted(i for one in shards for i in next(iter(one))) == list(range(48))
+
+
+def test_each_rank_reads_whole_blocks(found: list[dict[str, Any]]) -> None:
+    for rank in range(2):
+        blocks = torch.tensor(found[rank]["blocks-2"]["mine"]).view(-1, 4)
+        assert len(blocks) == 6
+        assert torch.equal(blocks, blocks[:, :1] // 4 * 4 + torch.arange(4))
 
 
 def test_random_reshuffling_over_ranks(found: list[dict[str, Any]]) -> None:

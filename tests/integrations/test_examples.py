@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launched import TIMEOUT, launched
 
@@ -40,6 +41,21 @@ def test_lightning(tmp_path: Path) -> None:
     ran("lightning_mnist.py", tmp_path, "--epochs", "1")
     out = ran("lightning_mnist.py", tmp_path, "--epochs", "2", "--resume")
     assert re.fullmatch(r"58 steps, loss 0\.\d+, GraB\(n=1797, seed=0\), in epoch 1", out[-1])
+
+
+def test_token_blocks(tmp_path: Path) -> None:
+    text = "the order of the data is the order of the blocks and " * 80
+    np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16).tofile(tmp_path / "train.bin")
+    words = ("--data", str(tmp_path / "train.bin"), "--vocabulary", "128", "--epochs")
+    first = ran("token_blocks.py", tmp_path, *words, "1")
+    second = ran("token_blocks.py", tmp_path, *words, "2", "--resume")
+    told = [
+        re.fullmatch(r"epoch (\d): loss (\d\.\d+) over 16 blocks, GraB\(n=128, group=8, seed=0\)", line)
+        for line in (*first, *second)
+    ]
+    assert [match and match[1] for match in told] == ["1", "2"]
+    losses = [float(match[2]) for match in told if match]
+    assert losses[1] < losses[0]
 
 
 def test_jax(tmp_path: Path) -> None:

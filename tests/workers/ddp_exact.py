@@ -104,6 +104,7 @@ def train(
         "orders": [order.history(epoch).tolist() for epoch in range(EPOCHS + 1)],
         "weights": flat.tolist(),
         "drawn": len(order.sampler),
+        "mine": list(order.sampler),
     }
 
 
@@ -119,6 +120,8 @@ def scenarios() -> Iterator[tuple[str, int, str, dict[str, Any], dict[str, Any]]
     yield "func-2", 2, "tabular", {"gradients": "func"}, {"batch": 6}
     yield "no_sync-2", 2, "tabular", {}, {"batch": 3, "accumulate": 2}
     yield "micro-2", 2, "tabular", {"gradients": "microbatch", "group": 4}, {"batch": 4}
+    blocks = {"gradients": "microbatch", "group": 4, "contiguous": True}
+    yield "blocks-2", 2, "tabular", blocks, {"batch": 4}
     for centering in ("mean", "pair"):
         options = {"centering": centering, "mode": "independent"}
         yield f"independent-{centering}-4", 4, "tabular", options, {"batch": 4}

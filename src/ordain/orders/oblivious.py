@@ -24,16 +24,20 @@ class RandomReshuffling(Order):
     [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, n: Any, *, group: int = 1, seed: int = 0, distributed: Any = "auto") -> None:
+    def __init__(
+        self, n: Any, *, group: int = 1, contiguous: bool = False, seed: int = 0, distributed: Any = "auto"
+    ) -> None:
         arrange = partial(_reshuffled, seed)
-        super().__init__(n, group=group, seed=seed, distributed=distributed, arrange=arrange)
+        super().__init__(n, group=group, contiguous=contiguous, seed=seed, distributed=distributed, arrange=arrange)
 
 
 class ShuffleOnce(Order):
     """The first epoch's random permutation in every epoch."""
 
-    def __init__(self, n: Any, *, group: int = 1, seed: int = 0, distributed: Any = "auto") -> None:
-        super().__init__(n, group=group, seed=seed, distributed=distributed, arrange=_unchanged)
+    def __init__(
+        self, n: Any, *, group: int = 1, contiguous: bool = False, seed: int = 0, distributed: Any = "auto"
+    ) -> None:
+        super().__init__(n, group=group, contiguous=contiguous, seed=seed, distributed=distributed, arrange=_unchanged)
 
 
 class FlipFlop(Order):
@@ -42,12 +46,14 @@ class FlipFlop(Order):
     From Rajput, Lee and Papailiopoulos.
     """
 
-    def __init__(self, n: Any, *, group: int = 1, seed: int = 0, distributed: Any = "auto") -> None:
+    def __init__(
+        self, n: Any, *, group: int = 1, contiguous: bool = False, seed: int = 0, distributed: Any = "auto"
+    ) -> None:
         def arrange(epoch: int, units: int) -> Indices:
             forward = _reshuffled(seed, epoch - epoch % 2, units)
             return forward[::-1] if epoch % 2 else forward
 
-        super().__init__(n, group=group, seed=seed, distributed=distributed, arrange=arrange)
+        super().__init__(n, group=group, contiguous=contiguous, seed=seed, distributed=distributed, arrange=arrange)
 
 
 class WithReplacement(Order):

@@ -35,7 +35,7 @@ from ordain.orders.saved_state import (
     converted,
 )
 from ordain.orders.schedule import Learning, Schedule
-from ordain.orders.units import Indices, Units, check_group, check_n
+from ordain.orders.units import Indices, Units, check_group, check_n, runs
 from ordain.orders.view import view_of
 from ordain.sampler import OrderSampler, RankSampler
 
@@ -56,6 +56,8 @@ class Order:
         n: the number of examples, or the (map-style) dataset itself.
         group: how many examples make a unit; a unit's gradient is the mean of its examples'.
         seed: everything random follows from it.
+        contiguous: whether a unit is ``group`` neighbouring examples, 0 .. group - 1 and so on, as where data is read
+            in blocks; else random ones. See docs/orders.md.
         distributed: ``"auto"`` shares the order out to the ranks wherever torch.distributed is initialised; False, a
             mode or a :class:`~ordain.distributed.Distributed` says otherwise: see docs/distributed.md.
         arrange: for an order that looks at no gradient: ``arrange(epoch, units)`` returns ``[units]``, the units in the
@@ -90,6 +92,7 @@ class Order:
         n: Any,
         *,
         group: int = 1,
+        contiguous: bool = False,
         seed: int = 0,
         distributed: Any = "auto",
         arrange: Arrange | None = None,
@@ -133,10 +136,19 @@ class Order:
             extra |= learner.identity() | {"learn": self._schedule.name}
         if precondition is not None:
             extra["precondition"] = type(precondition).__name__
+        if contiguous:
+            extra["contiguous"] = True
         self._view.agree(order=type(self).__name__, n=self.n, seed=self.seed, group=self.group)
         self._view.agree(**extra)
-        first = _rng.permutation(self.n, seed=self.seed) if members is None else members
-        self._units = Units(self._view.shard(first), group=self.group)
+        first = runs(self.n, self.group if contiguous else 1, seed=self.seed) if members is None else members
+        own = self._view.shard(first)
+        if contiguous and own is not first:
+            raise InputError(
+                "contiguous=True with distributed='independent', which deals single examples to ranks",
+                expected="an order that is shared by the ranks",
+                remedy="Leave distributed= out.",
+            )
+        self._units = Units(own, group=self.group)
         self.n = self._units.n
         # What must agree for a saved state to be loaded.
         self._identity = {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
@@ -339,7 +351,10 @@ class Order:
     def load_state_dict(self, state: State) -> None:
         """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
         state = converted(state)
-        check_identity(state, {name: self._identity.get(name) for name in ("sketch", "precondition")} | self._identity)
+        check_identity(
+            state,
+            {name: self._identity.get(name) for name in ("contiguous", "sketch", "precondition")} | self._identity,
+        )
         mine = self.state_dict(vectors=False, history=False)
         check_fields(state, {name: value for name, value in mine.items() if name not in ("parameters", "dtype")})
         self._cursor.check(state)

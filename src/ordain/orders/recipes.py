@@ -34,12 +34,19 @@ class Recipe:
 
 def _oblivious(order: type) -> Callable[..., Order]:
     def build(
-        model: nn.Module | None, n: Any, *, seed: int = 0, group: int = 1, distributed: Any = "auto", **others: Any
+        model: nn.Module | None,
+        n: Any,
+        *,
+        seed: int = 0,
+        group: int = 1,
+        contiguous: bool = False,
+        distributed: Any = "auto",
+        **others: Any,
     ) -> Order:
         refuse_unknown(
             order.__name__, others, keywords(Order, GraB, Herding)
         )  # those of orders that learn: no use here
-        units = {} if group == 1 else {"group": group}  # WithReplacement has none
+        units = {} if group == 1 else {"group": group, "contiguous": contiguous}  # WithReplacement has none
         built: Order = order(n, seed=seed, distributed=distributed, **units)
         return built
 

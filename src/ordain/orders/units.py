@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
+from ordain import _rng
 from ordain.errors import InputError
 
 Indices = NDArray[np.int64]
@@ -42,13 +43,24 @@ class Units:
         return np.where(units == self.count - 1, self.group - self.missing, self.group)
 
 
+def runs(n: int, group: int, *, seed: int) -> Indices:
+    """``[n]``: runs of ``group`` neighbouring examples in a random order; a last, shorter one at the end.
+
+    >>> runs(7, 3, seed=1).tolist()
+    [3, 4, 5, 0, 1, 2, 6]
+    """
+    whole = n // group
+    first = _rng.permutation(whole, seed=seed)[:, None] * group + np.arange(group)
+    return np.concatenate([first.ravel(), np.arange(whole * group, n)])
+
+
 def check_n(n: Any) -> int:
     """``n`` as a positive int; a dataset is asked for its length."""
     if isinstance(n, IterableDataset):
         raise InputError(
             f"an IterableDataset ({type(n).__name__})",
             expected="a map-style dataset with a length, whose examples can be visited in any order",
-            remedy="Load it into a list or a map-style Dataset; a stream has no order to choose.",
+            remedy="Load it into a list or a map-style Dataset, or order the shards that it reads: see docs/orders.md.",
         )
     if isinstance(n, DataLoader):
         raise InputError(
