@@ -12,6 +12,7 @@ from ordain.errors import InputError
 from ordain.study.progress import Report
 from ordain.study.vectors.balancing_rules import BalancingRules
 from ordain.study.vectors.convergence_rates import ConvergenceRates
+from ordain.study.vectors.convex import Convex
 from ordain.study.vectors.rank_simulation import RankSimulation
 from ordain.study.vectors.statement1 import Statement1
 from ordain.study.vectors.toy_herding import ToyHerding
@@ -19,7 +20,7 @@ from ordain.study.vectors.vector_study import Settings, Study
 
 __all__ = ["STUDIES", "Study", "run_study"]
 
-_KINDS: tuple[type[Settings], ...] = (ToyHerding, BalancingRules, Statement1, ConvergenceRates, RankSimulation)
+_KINDS: tuple[type[Settings], ...] = (ToyHerding, BalancingRules, Statement1, ConvergenceRates, Convex, RankSimulation)
 STUDIES: dict[str, Study] = {kind.name: Study(kind) for kind in _KINDS}
 
 

@@ -110,3 +110,14 @@ def sgd_epoch(
         mean = 2.0 * w + 3.0 * np.sin(2.0 * w) if sine else np.where(w < 0.0, high, low) * w  # Objective.gradient
         out[t] = mean - b[sigma[t]]
         w -= alpha * out[t]
+
+
+@_compiled()
+def logistic_epoch(
+    x: Floats, y: Floats, strength: float, sigma: NDArray[np.int64], rates: Floats, w: Floats, out: Floats
+) -> None:
+    """SGD over log(1 + exp(-y_i <x_i, w>)) + strength |w|^2 / 2 in the order ``sigma``: updates ``w`` and ``out``."""
+    for t in range(len(sigma)):
+        row, sign = x[sigma[t]], y[sigma[t]]
+        out[t] = strength * w - sign / (1.0 + math.exp(sign * np.dot(row, w))) * row
+        w -= rates[t] * out[t]

@@ -1,0 +1,211 @@
+"""A strongly convex problem: f - f* of SGD under several orders, next to scikit-learn's SAG and L-BFGS.
+
+l2-regularised logistic regression in two classes, one example a step, in float64. Every order runs every rate of a
+grid, constant and with a cosine decay; tables and figures show each at its best rate.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from time import process_time
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ordain.orders import ORDERS
+from ordain.study.vectors.estimates import Estimate, slope
+from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
+
+Floats = NDArray[np.float64]
+SOLVERS = {"sag": "SAG (scikit-learn)", "lbfgs": "L-BFGS (scikit-learn)"}
+_ALL = 0  # in place of a number of examples: all of them
+_ROWS = 64  # to observe at a time
+_LEAST = 1e-16  # f - f* is not resolved below
+
+
+@dataclass(frozen=True)
+class Regression:
+    """mean_i log(1 + exp(-y_i <x_i, w>)) + strength |w|^2 / 2."""
+
+    x: Floats  # [n, d], rows of norm at most 1
+    y: Floats  # [n], +1 and -1
+    strength: float
+
+    def value(self, w: Floats) -> float:
+        return float(np.logaddexp(0.0, -self.y * (self.x @ w)).mean() + self.strength * (w @ w) / 2)
+
+    def best(self) -> Floats:
+        """The minimum, by Newton's method: 50 damped steps leave the rounding of float64."""
+        w = np.zeros(self.x.shape[1])
+        for _ in range(50):
+            p = 1 / (1 + np.exp(self.y * (self.x @ w)))
+            gradient = -(self.x.T @ (p * self.y)) / len(self.y) + self.strength * w
+            hessian = (self.x.T * (p * (1 - p))) @ self.x / len(self.y) + self.strength * np.eye(len(w))
+            step, size = np.linalg.solve(hessian, gradient), 1.0
+            while self.value(w - size * step) > self.value(w) and size > 1e-6:
+                size /= 2
+            w -= size * step
+        return w
+
+
+@lru_cache(maxsize=4)
+def regression(name: str, n: int, strength: float) -> Regression:
+    """The first ``n`` rows (0: all) of a fixed shuffle; classes up to half of the largest label are -1."""
+    from ordain.study.data import data_dir, load
+
+    part = load(name, data_dir()).train
+    x, y = np.asarray(part.x, dtype=np.float64), np.asarray(part.y)
+    rows = np.random.default_rng(0).permutation(len(y))[: n or None]
+    x = np.column_stack([x.reshape(len(y), -1)[rows], np.ones(len(rows))])  # a constant column is the bias
+    x /= np.linalg.norm(x, axis=1).max()
+    return Regression(x, np.where(y[rows] > y.max() // 2, 1.0, -1.0), strength)
+
+
+@lru_cache(maxsize=4)
+def minimum(name: str, n: int, strength: float) -> float:
+    """f*."""
+    problem = regression(name, n, strength)
+    return problem.value(problem.best())
+
+
+@dataclass(frozen=True)
+class Convex:
+    """``sizes`` are numbers of examples, 0 for all of them; ``grid`` holds rates."""
+
+    name: ClassVar = "convex"
+    title: ClassVar = "A strongly convex problem: SGD under several orders, SAG and L-BFGS"
+    quick: ClassVar = {"seeds": 2, "problems": ("digits",), "sizes": (200, 400), "epochs": 6, "grid": (1.0, 4.0)}
+    seeds: int = 10
+    problems: tuple[str, ...] = ("digits", "mushrooms")
+    sizes: tuple[int, ...] = (500, 1000, _ALL)
+    strength: float = 1e-3
+    epochs: int = 30
+    orders: tuple[str, ...] = ("rr", "flipflop", "grab", "grab-pair")
+    decays: tuple[str, ...] = ("constant", "cosine")
+    grid: tuple[float, ...] = tuple(2.0**k for k in range(-7, 3))
+
+    def points(self) -> Iterator[Point]:
+        for problem, n in product(self.problems, self.sizes):
+            for order, decay, seed in product(self.orders, self.decays, range(self.seeds)):
+                yield {"problem": problem, "n": n, "order": order, "decay": decay, "seed": seed}
+            for solver in SOLVERS:
+                yield {"problem": problem, "n": n, "order": solver, "decay": "-", "seed": 0}
+
+    def measure(self, point: Point) -> dict[str, Any]:
+        """``gap`` is ``[rates, epochs]``: f - f* after each epoch; ``seconds`` are of all epochs of one rate."""
+        key = point["problem"], point["n"], self.strength
+        problem, lowest = regression(*key), minimum(*key)
+        began = process_time()
+        if point["order"] in SOLVERS:
+            runs, count = [_solved(problem, point["order"], self.epochs)], 1
+        else:
+            runs = [
+                train(problem, point["order"], seed=point["seed"], rate=rate, decay=point["decay"], epochs=self.epochs)
+                for rate in self.grid
+            ]
+            count = len(self.grid)
+        seconds = (process_time() - began) / count
+        gaps = [[float(f"{max(problem.value(w) - lowest, _LEAST):.4g}") for w in run] for run in runs]
+        return {"gap": gaps, "seconds": seconds, "examples": len(problem.y)}
+
+    def best(self, records: list[Record]) -> tuple[int, Floats]:
+        """The index of the rate with the lowest mean logarithm of the last gap, and its gaps ``[seeds, epochs]``."""
+        gaps = np.log([record["gap"] for record in records])  # [seeds, rates, epochs]
+        rate = int(np.argmin(np.where(np.isnan(gaps), np.inf, gaps)[:, :, -1].mean(axis=0)))
+        return rate, np.exp(gaps[:, rate])
+
+    def _arms(self, records: list[Record], **fields: Any) -> Iterator[tuple[str, list[Record]]]:
+        for order, decay in (*product(self.orders, self.decays), *((solver, "-") for solver in SOLVERS)):
+            found = where(records, order=order, decay=decay, **fields)
+            if found:
+                yield f"{ORDERS[order].label}, {decay}" if order in ORDERS else SOLVERS[order], found
+
+    def draw(self, records: list[Record]) -> Figures:
+        from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
+
+        shown = [name for name in self.problems if where(records, problem=name, n=_ALL)] or list(self.problems)
+        figure, ((*axes,),) = grid_figure(4.2 * len(shown), 4.4, columns=len(shown), sharey=True)
+        for panel, name in zip(axes, shown, strict=True):
+            n = _ALL if _ALL in self.sizes else self.sizes[-1]
+            for position, (label, found) in enumerate(self._arms(records, problem=name, n=n)):
+                _, gaps = self.best(found)
+                plot_seeds(panel, range(1, 1 + gaps.shape[1]), gaps, label, position, alpha=0.1, every=5)
+            panel.set(yscale="log", xlabel="epochs", title=name)
+            finish(panel)
+        axes[0].set_ylabel("f - f* at the best rate of each")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, **LEGEND)
+        return {"convex": figure}
+
+    def tabulate(self, records: list[Record]) -> Table:
+        rows: list[tuple[str, ...]] = []
+        for name, n in product(self.problems, self.sizes):
+            for label, found in self._arms(records, problem=name, n=n):
+                rate, gaps = self.best(found)
+                single = len(found[0]["gap"]) == 1
+                edge = "*" if not single and rate in (0, len(self.grid) - 1) else ""
+                seconds = np.mean([record["seconds"] for record in found])
+                last = np.exp(np.log(gaps[:, -1]).mean())
+                rates = "-" if single else f"{self.grid[rate]:g}{edge}"
+                rows.append((name, f"{found[0]['examples']:,}", label, rates, f"{last:.2g}", f"{seconds:.2f}"))
+        return ("problem", "n", "order", "best rate", f"f - f* after {self.epochs} epochs", "seconds"), rows
+
+    def say(self, records: list[Record]) -> list[str]:
+        said = []
+        for name in self.problems:
+            fits = {order: self.exponent(records, name, order) for order in ("rr", "grab") if order in self.orders}
+            told = [f"{ORDERS[order].label} n^({fit:.2f})" for order, fit in fits.items() if fit is not None]
+            if told:
+                said.append(f"{name}, cosine, {self.epochs} epochs: f - f* falls like {' and '.join(told)}.")
+        return said or ["Too few sizes have been measured to fit an exponent."]
+
+    def exponent(self, records: list[Record], problem: str, order: str) -> Estimate | None:
+        """Of n in the last gap under a cosine decay."""
+        at, last = [], []
+        for n in self.sizes:
+            found = where(records, problem=problem, n=n, order=order, decay="cosine")
+            if len(found) == self.seeds:
+                at.append(found[0]["examples"])
+                last.append(self.best(found)[1][:, -1])
+        return slope(at, np.array(last).T) if len(at) > 1 else None
+
+
+def train(problem: Regression, order: str, *, seed: int, rate: float, decay: str, epochs: int) -> list[Floats]:
+    """SGD on single examples: the weights after each epoch."""
+    from ordain.study.vectors.compiled import logistic_epoch  # numba is slow to import
+
+    n, d = problem.x.shape
+    policy = ORDERS[order].build(None, n, seed=seed)
+    w, gradients = np.zeros(d), np.empty((n, d))
+    found: list[Floats] = []
+    for epoch in range(epochs):
+        sigma: NDArray[np.int64] = np.fromiter(policy.sampler, dtype=np.int64, count=n)
+        done = (epoch * n + np.arange(n)) / (epochs * n)
+        rates = rate * (0.5 + 0.5 * np.cos(np.pi * done) if decay == "cosine" else np.ones(n))
+        logistic_epoch(problem.x, problem.y, problem.strength, sigma, rates, w, gradients)
+        if not np.isfinite(gradients).all():
+            return found + [np.full(d, np.inf)] * (epochs - epoch)
+        for start in range(0, n, _ROWS):  # an order's signs do not depend on the batch size
+            policy.observe(torch.from_numpy(gradients[start : start + _ROWS]))
+        found.append(w.copy())
+    return found
+
+
+def _solved(problem: Regression, solver: str, epochs: int) -> list[Floats]:
+    """scikit-learn's weights after each number of iterations: a pass over the examples each."""
+    from sklearn.linear_model import LogisticRegression
+
+    c = 1 / (problem.strength * len(problem.y))
+    found = []
+    for count in range(1, epochs + 1):
+        model = LogisticRegression(C=c, solver=solver, max_iter=count, tol=1e-14, fit_intercept=False, random_state=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it has not converged
+            found.append(model.fit(problem.x, problem.y).coef_[0])
+    return found
