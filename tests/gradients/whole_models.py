@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 N = 17  # examples
 VOCABULARY, CLASSES, WIDTH = 7, 3, 8
@@ -400,6 +401,23 @@ def functional_inside() -> Case:
     return Case(model, vectors(6, 5))
 
 
+def checkpointed(*, dropout: float = 0.0) -> Callable[[], Case]:
+    """Parameters that are taken from the graph, in a part of it that runs again during the backward."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        def inner(h: Tensor) -> Tensor:
+            h = F.dropout(F.linear(h * m.scale, m.mix), dropout) + m.place.exp()
+            return m.out(h.tanh().mean(dim=1))  # type: ignore[no-any-return]
+
+        return checkpoint(inner, m.words(x), use_reentrant=False)
+
+    def build() -> Case:
+        parts = {"scale": weights(WIDTH), "mix": weights(WIDTH, WIDTH), "place": weights(4, WIDTH)}
+        return Case(Net(run, words=words_in(), out=head(), **parts), words(4))
+
+    return build
+
+
 def parameter_list() -> Case:
     def run(m: Any, x: Tensor) -> Any:
         for w in m.ws:
@@ -760,6 +778,8 @@ SETTINGS = [
     Setting("pruned", convolved(pruned)),
     Setting("functional-linear", functional_linear),
     Setting("functional-inside", functional_inside),
+    Setting("checkpointed", checkpointed()),
+    Setting("checkpointed-dropout", checkpointed(dropout=0.3), draws=True),
     Setting("parameter-list", parameter_list),
     Setting("functional-conv", functional_conv),
     Setting("tied-bias", tied_bias),

@@ -34,7 +34,7 @@ from ordain.gradients.sources.backward import own_run
 from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.independence import refuse_mixed, run_alone
+from ordain.gradients.sources.independence import refuse_mixed, run_alone, untouched
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
@@ -198,6 +198,7 @@ class ExactSource:
             thorough=new,
             divert=self._hooks.divert,
             inspected=partial(self._try_inspected, record, new=new),
+            again=partial(untouched, self._model),
         )
         if record.size > 1 and (new or plan is not None):
             record.inspection.watch_nodes(plan)

@@ -10,7 +10,9 @@ nothing is run again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.func import vmap
 
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.memory import chunk_numbers
+from ordain.gradients.sources.saved_tensors import has_unpack_hooks, in_own_backward
 
 Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ classes behind it have
 
@@ -198,10 +201,13 @@ class Rows:
         graph: of the forward.
         plan: which nodes to go through.
         size: B.
+        again: makes a context in which checkpoints may run parts of the model again.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, size: int) -> None:
-        self.plan, self._graph, self._size = plan, graph, size
+    def __init__(
+        self, graph: Graph, plan: Plan, size: int, again: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self.plan, self._graph, self._size, self._again = plan, graph, size, again
         self._waiting: dict[int, dict[int, Tensor]] = {}
 
     def reset(self) -> None:
@@ -215,14 +221,14 @@ class Rows:
         wanted = [place for place, (child, _) in enumerate(edges) if child in plan.inside]
         if not wanted:
             return  # a parameter's own node, whose backward would add to its gradient
-        if number in plan.border:
-            found: Sequence[Tensor | None] | dict[int, Tensor | None] = _at_border(
-                node, grads, plan.border[number], wanted, self._size
-            )
-        elif number in self._waiting:
-            found = _inside(node, self._waiting.pop(number), len(grads))
-        else:
+        if number not in plan.border and number not in self._waiting:
             return  # nothing of the examples came this way
+        found: Sequence[Tensor | None] | dict[int, Tensor | None]
+        with self._again() if has_unpack_hooks(node) else nullcontext():
+            if number in plan.border:
+                found = _at_border(node, grads, plan.border[number], wanted, self._size)
+            else:
+                found = _inside(node, self._waiting.pop(number), len(grads))
         for place in wanted:
             each = found[place]
             if each is not None:
@@ -243,7 +249,7 @@ def _shape(node: Node, place: int) -> tuple[int, ...]:
 
 
 def _called(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """A node's backward, without hooks."""
+    """A node's backward, without hooks. Unpacks what it saved: see :func:`_unpacking`."""
     found = node(*grads) if callable(node) else node.apply(*grads)
     return [found] if found is None or isinstance(found, Tensor) else list(found)
 
@@ -255,7 +261,7 @@ def _inside(node: Node, rows: dict[int, Tensor], outputs: int) -> list[Tensor | 
         given = dict(zip(rows, grads, strict=True))
         return _called(node, [given.get(number) for number in range(outputs)])
 
-    return _for_each(one, list(rows.values()))
+    return _for_each(node, one, list(rows.values()))
 
 
 def _at_border(
@@ -267,13 +273,14 @@ def _at_border(
     if first is not None and way is not None and len(grads) == 1:
         if name in ("MmBackward0", "AddmmBackward0") and way.axis == 0:
             weight = 1 if name == "MmBackward0" else 2
-            inputs = getattr(node, "_saved_self" if name == "MmBackward0" else "_saved_mat1")
+            saved = "_saved_self" if name == "MmBackward0" else "_saved_mat1"
+            inputs = _unpacking(node, partial(getattr, node, saved))
             if inputs is not None and set(wanted) <= {weight, weight - 2} and _unscaled(node):
                 a, b = way.split(inputs, size), way.split(first, size)
                 return {0: b, weight: torch.einsum("bti,bto->bio", a, b)}
         if name == "ExpandBackward0":
             return {0: way.split(first, size)}
-        plain = _called(node, grads)
+        plain = _unpacking(node, partial(_called, node, grads))
         # The backward of an elementwise operation leaves it to the engine to add up what was broadcast.
         full = {place: one for place in wanted if (one := plain[place]) is not None and one.shape == first.shape}
         if len(full) == len(wanted) and all(_shape(node, place) != first.shape for place in wanted):
@@ -295,8 +302,18 @@ def _unscaled(node: Node) -> bool:
     return getattr(node, "_saved_alpha", 1) == 1 and getattr(node, "_saved_beta", 1) == 1
 
 
-def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: list[Tensor]) -> list[Tensor | None]:
-    """``function`` of each example: vmapped, or in a loop where torch cannot."""
+def _unpacking(node: Node, function: Callable[[], Any]) -> Any:
+    """``function()``, which unpacks what ``node`` saved, before the backward that is running does so itself.
+
+    A checkpoint hands out what it has computed again once in a backward, therefore in one of its own.
+    """
+    return in_own_backward(function) if has_unpack_hooks(node) else function()
+
+
+def _for_each(
+    node: Node, function: Callable[[list[Tensor]], list[Tensor | None]], rows: list[Tensor]
+) -> list[Tensor | None]:
+    """``function`` of each example, which calls ``node`` once: vmapped, or in a loop where torch cannot."""
     places: list[int] = []
 
     def tensors(grads: list[Tensor]) -> list[Tensor]:
@@ -308,9 +325,9 @@ def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: lis
     warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
     warn(False)  # it would say that it loops
     try:
-        outs = vmap(tensors)(rows)
+        outs = _unpacking(node, lambda: vmap(tensors)(rows))
     except (RuntimeError, ValueError):
-        each = [tensors([row[i] for row in rows]) for i in range(len(rows[0]))]
+        each = [_unpacking(node, partial(tensors, [row[i] for row in rows])) for i in range(len(rows[0]))]
         outs = [torch.stack(several) for several in zip(*each, strict=True)]
     finally:
         warn(True)

@@ -9,6 +9,7 @@ counters of calls do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan, shape_at
 from ordain.gradients.sources.independence import Alone
+from ordain.gradients.sources.saved_tensors import has_unpack_hooks
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -38,6 +40,8 @@ class Inspection:
         thorough: whether the sets tell every two examples apart.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
         inspected: called when the gradients of all sets have been sent down.
+        again: makes a context in which checkpoints may run parts of the model again; ``parameters=False`` if these
+            need not be put back, which takes a copy of them.
 
     Attributes:
         found: for each set, what arrived at each parameter.
@@ -58,6 +62,7 @@ class Inspection:
         thorough: bool,
         divert: Callable[[Uses | None], None],
         inspected: Callable[[Inspection], None],
+        again: Callable[..., AbstractContextManager[Any]],
     ) -> None:
         self.size, self.chosen, self.thorough = size, list(chosen), thorough
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
@@ -67,7 +72,8 @@ class Inspection:
         self.graph = graph
         self.sightings = Sightings(size, batch_dim)
         self._params = list(graph.sinks)
-        self._divert, self._inspected = divert, inspected
+        self._divert, self._inspected, self._again = divert, inspected, again
+        self._checkpointed = bool(chosen) and any(map(has_unpack_hooks, graph.nodes))
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._covered: set[int] = set()  # outputs that lie below others
         self._task = -1  # the backward that is running
@@ -83,7 +89,7 @@ class Inspection:
             if node.next_functions and (plan is None or number in plan.border or number in plan.inside):
                 node.register_prehook(partial(self._at_node, number))
         if plan is not None:
-            self.rows = Rows(self.graph, plan, self.size)
+            self.rows = Rows(self.graph, plan, self.size, partial(self._again, parameters=False))
         self.graph.release()
 
     @property
@@ -100,7 +106,7 @@ class Inspection:
         """From here on send one gradient an example to ``params``, as the sightings suggest."""
         plan = make_plan(self.graph, self.sightings, params)
         if self.rows is None:
-            self.rows = Rows(self.graph, plan, self.size)
+            self.rows = Rows(self.graph, plan, self.size, partial(self._again, parameters=False))
         self.rows.plan = plan
         return plan
 
@@ -139,7 +145,8 @@ class Inspection:
             self._divert(uses)
             try:
                 part = [way.keep(grad.detach(), chosen)]
-                sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
+                with self._again() if self._checkpointed else nullcontext():
+                    sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
             except RuntimeError as error:  # reentrant checkpoints and compiled backwards take one backward only
                 self.failed = str(error).splitlines()[0]
                 return

@@ -97,6 +97,7 @@ class FuncSource:
                 thorough=False,
                 divert=self._hooks.divert,
                 inspected=lambda _: None,
+                again=partial(untouched, self._model),
             )
             graph.release()
 
