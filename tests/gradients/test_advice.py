@@ -236,3 +236,53 @@ def test_a_parameter_among_the_outputs_is_called_that(computed: bool) -> None:
         train(Tempered(computed=computed), loss)
     train(Tempered(each=True, computed=computed), loss)
     check(Setting("", lambda: Tempered(each=True, computed=computed), lambda b: (torch.randn(b, 4),)), 5, "mean")
+
+
+class Ragged(nn.Module):
+    """Sequences of several lengths, as a nested tensor or (``padded``) filled up."""
+
+    def __init__(self, *, padded: bool) -> None:
+        super().__init__()
+        self.layer, self.padded = nn.Linear(1, 2), padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [row[: 1 + int((row > 0).sum()), None] for row in x]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        if self.padded:
+            mask = torch.nested.to_padded_tensor(torch.ones_like(nested), 0.0)
+            return (self.layer(torch.nested.to_padded_tensor(nested, 0.0)) * mask).sum(dim=1)  # type: ignore
+        return torch.stack([row.sum(dim=0) for row in self.layer(nested).unbind()])
+
+
+def test_nested_tensors_are_called_that() -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"'layer\.weight'.*nested tensors.*to_padded_tensor"):
+        train(Ragged(padded=False))
+    train(Ragged(padded=True))
+
+
+class Clip(torch.autograd.Function):
+    """The gradient that it passes on is of norm 1 at most, which parts of it taken by themselves are too."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad / grad.norm()
+
+
+class Clipped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * Clip.apply(self.scale))  # type: ignore
+
+
+def test_a_gradient_that_the_examples_do_not_add_up_to_is_called_that() -> None:
+    message = r"'scale', of which no example's own gradient is known.*nor does the graph explain it.*name != 'scale'"
+    with pytest.raises(UnsupportedModuleError, match=message):
+        train(Clipped())
+    train(Clipped(), params=lambda name: name != "scale")

@@ -418,6 +418,28 @@ def checkpointed(*, dropout: float = 0.0) -> Callable[[], Case]:
     return build
 
 
+def inside_torch_func(function: Callable[[Any, Tensor], Tensor]) -> Callable[[], Case]:
+    """Layers that torch.func calls, one example at a time."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.out(torch.func.vmap(lambda one: function(m, one))(x))
+
+    return lambda: Case(Net(run, inner=nn.Linear(5, 5), norm=nn.LayerNorm(5), out=nn.Linear(5, CLASSES)), vectors(5))
+
+
+def energy(m: Any, one: Tensor) -> Any:
+    return torch.func.grad(lambda x: m.norm(m.inner(x)).tanh().sum())(one)
+
+
+def distances() -> Case:
+    """From centres; the vmapped backward of cdist is wrong in torch 2.13."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.out((-torch.cdist(x, m.centres)).exp())
+
+    return Case(Net(run, centres=weights(WIDTH, 5), out=head()), vectors(5))
+
+
 def parameter_list() -> Case:
     def run(m: Any, x: Tensor) -> Any:
         for w in m.ws:
@@ -780,6 +802,9 @@ SETTINGS = [
     Setting("functional-inside", functional_inside),
     Setting("checkpointed", checkpointed()),
     Setting("checkpointed-dropout", checkpointed(dropout=0.3), draws=True),
+    Setting("torch-func-vmap", inside_torch_func(lambda m, x: m.norm(m.inner(x)).tanh())),
+    Setting("torch-func-grad", inside_torch_func(energy)),
+    Setting("distances", distances),
     Setting("parameter-list", parameter_list),
     Setting("functional-conv", functional_conv),
     Setting("tied-bias", tied_bias),

@@ -21,12 +21,13 @@ class Causes:
     """
 
     def __init__(self, params: Container[Tensor]) -> None:
-        self._params, self._reentrant = params, False
+        self._params, self._reentrant, self._nested = params, False, False
         self._returned: set[Tensor] = set()  # parameters that are outputs, or all that an output is computed from
 
     def look_at(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
         """Note what the graph of a pass, and the tensors that the model returned, show."""
         self._reentrant |= _REENTRANT in graph.names
+        self._nested |= any("Nested" in name for name in graph.names)
         self._returned |= {p for p in map(_only_parameter, outputs) if p is not None and p in self._params}
 
     def of_a_sum(self, p: Tensor, name: str, *, twice: bool) -> UnsupportedModuleError:
@@ -40,6 +41,12 @@ class Causes:
         out = f"leave the parameter out with params=lambda name: name != {name!r}."
         if self._reentrant:
             return self._checkpointed(name, f"or {out}")
+        if self._nested:
+            return UnsupportedModuleError(
+                f"parameter {name!r} in a model that computes with nested tensors",
+                expected="tensors in which the examples are rows",
+                remedy=f"Fill sequences up to one length (torch.nested.to_padded_tensor) and mask the rest; or {out}",
+            )
         if p in self._returned:
             return UnsupportedModuleError(
                 f"parameter {name!r} among the outputs of the model",

@@ -3,7 +3,7 @@
 What stands between a model that this does not understand and a wrong order: in the first batches, and now and then
 later, the gradient of some examples alone is sent down the graph (``inspection.py``). It shows where the examples lie
 at each layer, and what their rows must add up to. A parameter whose rows do not is taken from the graph itself
-(``graph.py``). And the gradients of a whole batch must add up to those that autograd gives to the parameters.
+(``graph_rows.py``). And the gradients of a whole batch must add up to those that autograd gives to the parameters.
 """
 
 from __future__ import annotations

@@ -281,6 +281,8 @@ class Hooks:
         # A copy of the model takes the hooks along, and an interrupted forward leaves its pass behind.
         if record is None or running() or not torch.is_grad_enabled() or module not in self.paths:
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None or getattr(output, "is_nested", False):
+            return  # rules know nothing of tensors inside torch.func, nor of nested ones: they are left to the graph
         call = record.calls.get(module, 0)
         record.calls[module] = call + 1
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)

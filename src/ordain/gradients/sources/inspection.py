@@ -19,7 +19,8 @@ from torch.autograd.graph import GradientEdge
 
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.backward import sending
-from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan, shape_at
+from ordain.gradients.sources.graph import Graph, Node, Plan, Sightings, is_view_of_parameter, make_plan, shape_at
+from ordain.gradients.sources.graph_rows import Rows
 from ordain.gradients.sources.independence import Alone
 from ordain.gradients.sources.saved_tensors import has_unpack_hooks
 
@@ -75,6 +76,7 @@ class Inspection:
         self._divert, self._inspected, self._again = divert, inspected, again
         self._checkpointed = bool(chosen) and any(map(has_unpack_hooks, graph.nodes))
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
+        self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
         self._task = -1  # the backward that is running
         self._kept = False  # has a backward through this graph come to its end, and not been collected?
@@ -131,7 +133,8 @@ class Inspection:
 
     def _at_output(self, number: int, output: int, way: Layout, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is not None:
-            self._covered.add(number)
+            if number != self._from:
+                self._covered.add(number)
             return
         if sending():
             return  # for another order
@@ -139,7 +142,7 @@ class Inspection:
         grad = grads[output]
         if grad is None or number in self._covered or self.failed:
             return
-        edge = GradientEdge(torch._C._current_autograd_node(), output)
+        edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
         for found, uses, chosen in zip(self.found, self.uses, self.chosen, strict=True):
             self._sending = chosen
             self._divert(uses)
