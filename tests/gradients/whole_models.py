@@ -440,6 +440,25 @@ def distances() -> Case:
     return Case(Net(run, centres=weights(WIDTH, 5), out=head()), vectors(5))
 
 
+def merged_in_small_batches() -> Case:
+    """Two graphs of the same nodes, tied together in two ways."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return x @ (m.a @ m.b) if len(x) == 5 else (x @ m.a) @ m.b
+
+    return Case(Net(run, a=weights(5, WIDTH), b=weights(WIDTH, CLASSES)), vectors(5))
+
+
+def shared_in_small_batches() -> Case:
+    """One graph, in which the places of the words have a row for each example or one for all."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        places = torch.arange(x.shape[1]).expand(1 if len(x) == 5 else len(x), -1)
+        return m.out((m.words(x) + F.embedding(places, m.table).tanh()).relu().mean(dim=1))
+
+    return Case(Net(run, words=words_in(), table=weights(4, WIDTH), out=head()), words(4))
+
+
 def parameter_list() -> Case:
     def run(m: Any, x: Tensor) -> Any:
         for w in m.ws:
@@ -805,6 +824,8 @@ SETTINGS = [
     Setting("torch-func-vmap", inside_torch_func(lambda m, x: m.norm(m.inner(x)).tanh())),
     Setting("torch-func-grad", inside_torch_func(energy)),
     Setting("distances", distances),
+    Setting("merged-in-small-batches", merged_in_small_batches),
+    Setting("shared-in-small-batches", shared_in_small_batches),
     Setting("parameter-list", parameter_list),
     Setting("functional-conv", functional_conv),
     Setting("tied-bias", tied_bias),

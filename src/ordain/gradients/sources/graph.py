@@ -45,7 +45,7 @@ class Graph:
     """The nodes of one forward, by number, without a reference to any of them: a node's hook must not keep it alive.
 
     Attributes:
-        names: of the nodes, which tell one structure of the graph from another.
+        names: of the nodes.
         may_rearrange: whether any node may put examples in another order.
         children: of each node, (number, output number) for each of its inputs; (-1, 0) for an input without gradient.
         sinks: the number of each parameter's node.
@@ -62,9 +62,14 @@ class Graph:
                 below.append(node.next_functions)
                 todo.extend(child for child, _ in reversed(below[-1]) if child is not None)
         self.names = tuple(node.name() for node in self.nodes)
-        self.children = [[(self.nodes.get(child, -1), number) for child, number in edges] for edges in below]
+        self.children = tuple(tuple((self.nodes.get(child, -1), number) for child, number in edges) for edges in below)
         self.may_rearrange = not _REARRANGING.isdisjoint(self.names)
         self.sinks = {p: self.nodes[node] for node, p in sinks.items() if node in self.nodes}
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """What tells it from the graphs of other forwards, whatever the shapes in it."""
+        return self.names, self.children, tuple(self.sinks.values())
 
     def rearranges(self, size: int) -> bool:
         """May this forward have put its ``size`` examples in another order, one that another forward does not have?"""
@@ -132,11 +137,27 @@ class Plan:
         border: those where the batch is met, and where the examples lie in each of their outputs.
         inside: those below, down to the parameters' own.
         certain: whether gradients have shown all of it.
+        kinds: of the shapes of those outputs.
     """
 
     border: dict[int, dict[int, Layout]] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
     certain: bool = True
+    kinds: dict[tuple[int, int], tuple[int, bool] | None] = field(default_factory=dict)
+
+    def fits(self, graph: Graph, size: int) -> bool:
+        """Does it hold for a graph of the same structure, with shapes of its own?"""
+        nodes = list(graph.nodes)
+        return all(
+            self.kinds[number, output] == _kind(shape_at(nodes[number], output), way, size)
+            for number, ways in self.border.items()
+            for output, way in ways.items()
+        )
+
+
+def _kind(shape: Sequence[int], way: Layout, size: int) -> tuple[int, bool] | None:
+    """In how many dimensions, and has each example several rows? None if the layout does not fit."""
+    return (len(shape), shape[way.axis] > size) if way.fits(shape, size) else None
 
 
 class Sightings:
@@ -146,12 +167,13 @@ class Sightings:
         self._size, self._batch_dim = size, batch_dim
         self.possible: dict[tuple[Any, int], list[Layout]] = {}  # by anything hashable, and output number
         self.seen: set[tuple[Any, int]] = set()
+        self.shapes: dict[tuple[Any, int], Sequence[int]] = {}
 
     def see(self, key: Any, number: int, grad: Tensor, chosen: Tensor) -> None:
         """The gradient at output ``number`` when only the chosen examples have one."""
         name = key, number
         if name not in self.possible:
-            self.possible[name] = layouts(grad.shape, self._size, self._batch_dim)
+            self.shapes[name], self.possible[name] = grad.shape, layouts(grad.shape, self._size, self._batch_dim)
         largest = float(grad.detach().abs().max()) if grad.numel() else 0.0
         if 0.0 < largest < float("inf"):
             self.seen.add(name)
@@ -162,8 +184,8 @@ class Sightings:
         return next(iter(self.possible.get((key, number), ())), None)
 
 
-def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor]) -> Plan:
-    """From the parameters up to the first nodes at whose outputs examples lie side by side."""
+def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor], size: int) -> Plan:
+    """From the parameters up to the first nodes at whose outputs ``size`` examples lie side by side."""
     parents: dict[int, list[int]] = {}
     for number, edges in enumerate(graph.children):
         for child, _ in edges:
@@ -181,6 +203,8 @@ def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor]) -> P
             found = {number: way for number, way in ways.items() if way is not None}
             if outputs and len(found) == len(outputs):
                 plan.border[parent] = found
+                for output, way in found.items():
+                    plan.kinds[parent, output] = _kind(sightings.shapes[parent, output], way, size)
             else:
                 plan.inside.add(parent)
                 todo.append(parent)

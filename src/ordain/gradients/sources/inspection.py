@@ -106,7 +106,7 @@ class Inspection:
 
     def follow(self, params: Sequence[Tensor]) -> Plan:
         """From here on send one gradient an example to ``params``, as the sightings suggest."""
-        plan = make_plan(self.graph, self.sightings, params)
+        plan = make_plan(self.graph, self.sightings, params, self.size)
         if self.rows is None:
             self.rows = Rows(self.graph, plan, self.size, partial(self._again, parameters=False))
         self.rows.plan = plan
