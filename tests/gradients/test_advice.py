@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,3 +288,24 @@ def test_a_gradient_that_the_examples_do_not_add_up_to_is_called_that() -> None:
     with pytest.raises(UnsupportedModuleError, match=message):
         train(Clipped())
     train(Clipped(), params=lambda name: name != "scale")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backward_for_some_parameters_is_called_that(frozen: bool) -> None:
+    """In turn for the two layers of a model, by inputs= or by freezing."""
+    model, turns = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), itertools.cycle([True, False])
+
+    def loss(model: Any, x: Tensor, order: GraB) -> Any:
+        first = next(turns)
+        if frozen:
+            model[0].requires_grad_(first), model[2].requires_grad_(not first)
+            return plain_loss(model, x, order)
+        found = plain_loss(model, x, order)
+        inputs = list((model[0] if first else model[2]).parameters())
+        return SimpleNamespace(backward=lambda: found.backward(inputs=inputs))  # type: ignore[no-untyped-call]
+
+    if frozen:
+        train(model, loss)
+    else:
+        with pytest.raises(UnsupportedModuleError, match=r"'2\.weight'.*without inputs=.*requires_grad_\(False\)"):
+            train(model, loss)

@@ -30,12 +30,13 @@ class Causes:
         self._nested |= any("Nested" in name for name in graph.names)
         self._returned |= {p for p in map(_only_parameter, outputs) if p is not None and p in self._params}
 
-    def of_a_sum(self, p: Tensor, name: str, *, twice: bool) -> UnsupportedModuleError:
+    def of_a_sum(self, p: Tensor, name: str, *, asked: bool, twice: bool) -> UnsupportedModuleError:
         """The gradients of a batch do not add up to what autograd gave ``p``.
 
         Args:
             p: the parameter.
             name: of it.
+            asked: whether autograd gave it any.
             twice: whether a backward has kept its own graph (``create_graph=True``).
         """
         out = f"leave the parameter out with params=lambda name: name != {name!r}."
@@ -52,6 +53,12 @@ class Causes:
                 f"parameter {name!r} among the outputs of the model",
                 expected="outputs with a row for each example: what the loss does with this one is for all at once",
                 remedy=f"Return it once for each example, as in self.scale * torch.ones(len(x)), or {out}",
+            )
+        if not asked:
+            return UnsupportedModuleError(
+                f"parameter {name!r}, to which the backward gave no gradient, in a layer that it went through",
+                expected="loss.backward(), without inputs=",
+                remedy=f"Freeze what a step shall not train: requires_grad_(False), and (True) after it; or {out}",
             )
         if twice:
             return UnsupportedModuleError(

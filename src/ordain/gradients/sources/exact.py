@@ -298,7 +298,7 @@ class ExactSource:
                 found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
         batch = self._joined(found, record.size)
         if self._by_graph and inspection is not None and inspection.chosen and inspection.complete:
-            given = {p: self._offsets[p] for p in self._by_graph if p.requires_grad}
+            given = {p: self._offsets[p] for p in self._by_graph if self._offsets[p][0] in found}
             wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
             for p in wrong:
                 raise self._causes.of_a_row(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
@@ -354,7 +354,7 @@ class ExactSource:
     def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
         ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
         for p in differing(batches, ones, arrived, self._offsets, **self._how()):
-            raise self._causes.of_a_sum(p, self._offsets[p][1], twice=self._hooks.twice)
+            raise self._causes.of_a_sum(p, self._offsets[p][1], asked=p in arrived, twice=self._hooks.twice)
 
     def _how(self) -> dict[str, bool]:
         return {"mean": self._mean, "coarse": self._hooks.coarse}
