@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from engine import Setting, check
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ordain import GraB
 from ordain.errors import OrdainError, UnsupportedModuleError
@@ -116,6 +117,29 @@ def test_reentrant_checkpoints_are_called_that(own: bool) -> None:
         train(Checkpointed(reentrant=True, own=own))
     assert ("and leave the parameter out with params=lambda name: name != 'scale'" in str(caught.value)) == own
     train(Checkpointed(reentrant=False, own=own), params=lambda name: name != "scale")
+
+
+class Selective(nn.Module):
+    """A checkpoint that keeps products, or (``mended``) nothing, and a layer after it."""
+
+    def __init__(self, *, mended: bool = False) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), nn.Linear(3, 2)
+        keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+        self.options = {} if mended else {"context_fn": keep}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inner, x, use_reentrant=False, **self.options))  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("mended", "options"),
+    [(True, {}), (False, {"params": "head"}), (False, {"group": BATCH, "gradients": "microbatch"})],
+)
+def test_selective_checkpoints_are_called_that(mended: bool, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"selective checkpoint.*params='head'.*gradients='microbatch'"):
+        train(Selective())
+    train(Selective(mended=mended), **options)
 
 
 class Recursive(nn.Module):

@@ -87,6 +87,16 @@ class Causes:
         )
 
     @staticmethod
+    def of_selective_checkpoints() -> UnsupportedModuleError:
+        """Nothing can be sent down the graph: the training loop's own backward would then raise."""
+        return UnsupportedModuleError(
+            "parameters in a selective checkpoint (context_fn=), through which torch allows one backward only",
+            expected="torch.utils.checkpoint.checkpoint(..., use_reentrant=False) without context_fn=",
+            remedy="Leave context_fn= out; or order by layers after the checkpoint, as in GraB(model, n, "
+            "params='head'); or order whole batches with group=batch_size and gradients='microbatch'.",
+        )
+
+    @staticmethod
     def _checkpointed(name: str, out: str) -> UnsupportedModuleError:
         return UnsupportedModuleError(
             f"parameter {name!r} in a model with reentrant checkpointing, whose layers run again during the backward",

@@ -38,6 +38,7 @@ from ordain.gradients.sources.independence import refuse_mixed, run_alone, untou
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
+from ordain.gradients.sources.saved_tensors import unpacks_only_once
 from ordain.gradients.sources.selection import HEAD, Selection, choose, described, head_of, places
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
@@ -187,6 +188,9 @@ class ExactSource:
             return
         chosen = []
         if record.due or new or record.size == 1:
+            if any(map(unpacks_only_once, graph.above_sinks())):
+                record.result = self._causes.of_selective_checkpoints()
+                return
             chosen = self._checks.examples(record.size, device=self.like.device, all_apart=new)
         record.inspection = Inspection(
             graph,

@@ -80,6 +80,24 @@ class Graph:
         """Of the outputs of each node."""
         return [[tuple(one.shape) for one in getattr(node, "_input_metadata")] for node in self.nodes]  # noqa: B009
 
+    def parents(self) -> dict[int, list[int]]:
+        """The nodes that each of them is an input of."""
+        found: dict[int, list[int]] = {}
+        for number, edges in enumerate(self.children):
+            for child, _ in edges:
+                found.setdefault(child, []).append(number)
+        return found
+
+    def above_sinks(self) -> list[Node]:
+        """The nodes that a backward to the parameters goes through."""
+        parents, todo = self.parents(), list(self.sinks.values())
+        found = set(todo)
+        while todo:
+            further = [parent for parent in parents.get(todo.pop(), ()) if parent not in found]
+            found.update(further)
+            todo.extend(further)
+        return [node for node, number in self.nodes.items() if number in found]
+
     def release(self) -> None:
         """Forget the nodes; their numbers stay."""
         self.nodes = {}
@@ -186,11 +204,7 @@ class Sightings:
 
 def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor], size: int) -> Plan:
     """From the parameters up to the first nodes at whose outputs ``size`` examples lie side by side."""
-    parents: dict[int, list[int]] = {}
-    for number, edges in enumerate(graph.children):
-        for child, _ in edges:
-            parents.setdefault(child, []).append(number)
-    plan = Plan()
+    plan, parents = Plan(), graph.parents()
     todo = [graph.sinks[p] for p in params if p in graph.sinks]
     plan.inside.update(todo)
     while todo:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,15 +13,37 @@ _attributes: dict[str, list[str]] = {}  # under which each kind of node keeps th
 
 def has_unpack_hooks(node: Any) -> bool:
     """Does a function have to be called to get any of the tensors that ``node`` saved?"""
+    return any(hook is not None for hook in _hooks(node))
+
+
+def unpacks_only_once(node: Any) -> bool:
+    """Did ``node`` save a tensor in a checkpoint that recomputes a part of it, which only one backward may do?"""
+    for hook in _hooks(node):
+        for frame in _enclosed(hook):
+            for context in _enclosed(getattr(frame, "recompute_fn", None)):
+                if type(context).__name__ == "_CachedTorchDispatchMode":
+                    return True
+    return False
+
+
+def _hooks(node: Any) -> Iterator[Any]:
+    """For each tensor that ``node`` saved, what unpacks it, or None."""
     names = _attributes.get(node.name())
     if names is None:
         names = _attributes[node.name()] = [name for name in dir(node) if name.startswith("_raw_saved_")]
     for name in names:
         saved = getattr(node, name)
         for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-            if getattr(one, "unpack_hook", one) is not None:  # torch before 2.8 does not tell
-                return True
-    return False
+            yield getattr(one, "unpack_hook", one)  # torch before 2.8 does not tell: there may be one
+
+
+def _enclosed(function: Any) -> list[Any]:
+    """What a function uses of those around it."""
+    found = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # nothing is in it yet
+            found.append(cell.cell_contents)
+    return found
 
 
 def in_own_backward(function: Callable[[], Any]) -> Any:
