@@ -286,6 +286,29 @@ def test_nested_tensors_are_called_that() -> None:
     train(Ragged(padded=True))
 
 
+class Picked(nn.Module):
+    """A layer on some of the numbers of each example, or (``mended``) on all, of which the loss takes some."""
+
+    def __init__(self, *, mended: bool) -> None:
+        super().__init__()
+        self.inner, self.last, self.mended = nn.Linear(1, 3), nn.Linear(3, 2), mended
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(x[:, :, None]).tanh()
+        return self.last(inner if self.mended else inner[x > 0])  # type: ignore[no-any-return]
+
+
+def test_a_layer_on_picked_positions() -> None:
+    def loss(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+        out = model(x)
+        return (out[x > 0] if out.ndim == 3 else out).square().sum() / len(x)
+
+    with pytest.raises(UnsupportedModuleError, match=r"examples cannot be told apart at 'last'.*params="):
+        train(Picked(mended=False), loss)
+    train(Picked(mended=False), loss, params="inner")
+    train(Picked(mended=True), loss)
+
+
 class Clip(torch.autograd.Function):
     """The gradient that it passes on is of norm 1 at most, which parts of it taken by themselves are too."""
 
