@@ -32,7 +32,10 @@ def _hooks(node: Any) -> Iterator[Any]:
     if names is None:
         names = _attributes[node.name()] = [name for name in dir(node) if name.startswith("_raw_saved_")]
     for name in names:
-        saved = getattr(node, name)
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # a compiled function keeps what it saved elsewhere
+            continue
         for one in saved if isinstance(saved, (list, tuple)) else (saved,):
             yield getattr(one, "unpack_hook", one)  # torch before 2.8 does not tell: there may be one
 
