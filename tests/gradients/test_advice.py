@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from engine import Setting, check
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ordain import GraB
 from ordain.errors import OrdainError, UnsupportedModuleError
@@ -114,6 +117,29 @@ def test_reentrant_checkpoints_are_called_that(own: bool) -> None:
         train(Checkpointed(reentrant=True, own=own))
     assert ("and leave the parameter out with params=lambda name: name != 'scale'" in str(caught.value)) == own
     train(Checkpointed(reentrant=False, own=own), params=lambda name: name != "scale")
+
+
+class Selective(nn.Module):
+    """A checkpoint that keeps products, or (``mended``) nothing, and a layer after it."""
+
+    def __init__(self, *, mended: bool = False) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), nn.Linear(3, 2)
+        keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+        self.options = {} if mended else {"context_fn": keep}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inner, x, use_reentrant=False, **self.options))  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("mended", "options"),
+    [(True, {}), (False, {"params": "head"}), (False, {"group": BATCH, "gradients": "microbatch"})],
+)
+def test_selective_checkpoints_are_called_that(mended: bool, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"selective checkpoint.*params='head'.*gradients='microbatch'"):
+        train(Selective())
+    train(Selective(mended=mended), **options)
 
 
 class Recursive(nn.Module):
@@ -236,3 +262,97 @@ def test_a_parameter_among_the_outputs_is_called_that(computed: bool) -> None:
         train(Tempered(computed=computed), loss)
     train(Tempered(each=True, computed=computed), loss)
     check(Setting("", lambda: Tempered(each=True, computed=computed), lambda b: (torch.randn(b, 4),)), 5, "mean")
+
+
+class Ragged(nn.Module):
+    """Sequences of several lengths, as a nested tensor or (``padded``) filled up."""
+
+    def __init__(self, *, padded: bool) -> None:
+        super().__init__()
+        self.layer, self.padded = nn.Linear(1, 2), padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [row[: 1 + int((row > 0).sum()), None] for row in x]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        if self.padded:
+            mask = torch.nested.to_padded_tensor(torch.ones_like(nested), 0.0)
+            return (self.layer(torch.nested.to_padded_tensor(nested, 0.0)) * mask).sum(dim=1)  # type: ignore
+        return torch.stack([row.sum(dim=0) for row in self.layer(nested).unbind()])
+
+
+def test_nested_tensors_are_called_that() -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"'layer\.weight'.*nested tensors.*to_padded_tensor"):
+        train(Ragged(padded=False))
+    train(Ragged(padded=True))
+
+
+class Picked(nn.Module):
+    """A layer on some of the numbers of each example, or (``mended``) on all, of which the loss takes some."""
+
+    def __init__(self, *, mended: bool) -> None:
+        super().__init__()
+        self.inner, self.last, self.mended = nn.Linear(1, 3), nn.Linear(3, 2), mended
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(x[:, :, None]).tanh()
+        return self.last(inner if self.mended else inner[x > 0])  # type: ignore[no-any-return]
+
+
+def test_a_layer_on_picked_positions() -> None:
+    def loss(model: nn.Module, x: Tensor, order: GraB) -> Tensor:
+        out = model(x)
+        return (out[x > 0] if out.ndim == 3 else out).square().sum() / len(x)
+
+    with pytest.raises(UnsupportedModuleError, match=r"examples cannot be told apart at 'last'.*params="):
+        train(Picked(mended=False), loss)
+    train(Picked(mended=False), loss, params="inner")
+    train(Picked(mended=True), loss)
+
+
+class Clip(torch.autograd.Function):
+    """The gradient that it passes on is of norm 1 at most, which parts of it taken by themselves are too."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad / grad.norm()
+
+
+class Clipped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * Clip.apply(self.scale))  # type: ignore
+
+
+def test_a_gradient_that_the_examples_do_not_add_up_to_is_called_that() -> None:
+    message = r"'scale', of which no example's own gradient is known.*nor does the graph explain it.*name != 'scale'"
+    with pytest.raises(UnsupportedModuleError, match=message):
+        train(Clipped())
+    train(Clipped(), params=lambda name: name != "scale")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backward_for_some_parameters_is_called_that(frozen: bool) -> None:
+    """In turn for the two layers of a model, by inputs= or by freezing."""
+    model, turns = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), itertools.cycle([True, False])
+
+    def loss(model: Any, x: Tensor, order: GraB) -> Any:
+        first = next(turns)
+        if frozen:
+            model[0].requires_grad_(first), model[2].requires_grad_(not first)
+            return plain_loss(model, x, order)
+        found = plain_loss(model, x, order)
+        inputs = list((model[0] if first else model[2]).parameters())
+        return SimpleNamespace(backward=lambda: found.backward(inputs=inputs))  # type: ignore[no-untyped-call]
+
+    if frozen:
+        train(model, loss)
+    else:
+        with pytest.raises(UnsupportedModuleError, match=r"'2\.weight'.*without inputs=.*requires_grad_\(False\)"):
+            train(model, loss)

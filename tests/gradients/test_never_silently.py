@@ -11,6 +11,7 @@ import torch
 from helpers import Regression, loop_gradients, small_model
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB
 from ordain.errors import StepError, UnsupportedModuleError
@@ -234,20 +235,42 @@ class Counting(nn.Module):
         return self.layer(x) + self.slow(x)  # type: ignore[no-any-return]
 
 
+class CountingAgain(nn.Module):
+    """Runs again in the backward what counts, draws random numbers and changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.calls = nn.Linear(5, 3), nn.Parameter(torch.rand(5)), 0
+        self.register_buffer("mean", torch.zeros(5))
+
+    def inner(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean.lerp_(x.detach()[0], 0.1)
+        return self.layer(F.dropout(x * self.scale, 0.3))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("kind", [ExactSource, FuncSource])
-@pytest.mark.parametrize("build", [Counting, lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))])
+@pytest.mark.parametrize(
+    "build", [Counting, CountingAgain, lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))]
+)
 def test_a_watched_model_computes_what_it_computes_unwatched(
     kind: type[Source], build: Callable[[], nn.Module]
 ) -> None:
     torch.manual_seed(0)
     model = build().double()
     twin, data = copy.deepcopy(model), Regression(N)
-    source = kind(model)
+    source, random_numbers = kind(model), []
     for start in range(0, N, B):
         x, y = data.x[start : start + B], data.y[start : start + B]
-        for one in (model, twin):
+        for one in (twin, model):
+            torch.manual_seed(start)
             one.zero_grad()
             F.cross_entropy(one(x), y).backward()
+            random_numbers.append(torch.get_rng_state())
+        assert torch.equal(*random_numbers[-2:])
         try:
             source.collect()
         except UnsupportedModuleError:

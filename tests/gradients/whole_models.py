@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 N = 17  # examples
 VOCABULARY, CLASSES, WIDTH = 7, 3, 8
@@ -400,6 +401,64 @@ def functional_inside() -> Case:
     return Case(model, vectors(6, 5))
 
 
+def checkpointed(*, dropout: float = 0.0) -> Callable[[], Case]:
+    """Parameters that are taken from the graph, in a part of it that runs again during the backward."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        def inner(h: Tensor) -> Tensor:
+            h = F.dropout(F.linear(h * m.scale, m.mix), dropout) + m.place.exp()
+            return m.out(h.tanh().mean(dim=1))  # type: ignore[no-any-return]
+
+        return checkpoint(inner, m.words(x), use_reentrant=False)
+
+    def build() -> Case:
+        parts = {"scale": weights(WIDTH), "mix": weights(WIDTH, WIDTH), "place": weights(4, WIDTH)}
+        return Case(Net(run, words=words_in(), out=head(), **parts), words(4))
+
+    return build
+
+
+def inside_torch_func(function: Callable[[Any, Tensor], Tensor]) -> Callable[[], Case]:
+    """Layers that torch.func calls, one example at a time."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.out(torch.func.vmap(lambda one: function(m, one))(x))
+
+    return lambda: Case(Net(run, inner=nn.Linear(5, 5), norm=nn.LayerNorm(5), out=nn.Linear(5, CLASSES)), vectors(5))
+
+
+def energy(m: Any, one: Tensor) -> Any:
+    return torch.func.grad(lambda x: m.norm(m.inner(x)).tanh().sum())(one)
+
+
+def distances() -> Case:
+    """From centres; the vmapped backward of cdist is wrong in torch 2.13."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.out((-torch.cdist(x, m.centres)).exp())
+
+    return Case(Net(run, centres=weights(WIDTH, 5), out=head()), vectors(5))
+
+
+def merged_in_small_batches() -> Case:
+    """Two graphs of the same nodes, tied together in two ways."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return x @ (m.a @ m.b) if len(x) == 5 else (x @ m.a) @ m.b
+
+    return Case(Net(run, a=weights(5, WIDTH), b=weights(WIDTH, CLASSES)), vectors(5))
+
+
+def shared_in_small_batches() -> Case:
+    """One graph, in which the places of the words have a row for each example or one for all."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        places = torch.arange(x.shape[1]).expand(1 if len(x) == 5 else len(x), -1)
+        return m.out((m.words(x) + F.embedding(places, m.table).tanh()).relu().mean(dim=1))
+
+    return Case(Net(run, words=words_in(), table=weights(4, WIDTH), out=head()), words(4))
+
+
 def parameter_list() -> Case:
     def run(m: Any, x: Tensor) -> Any:
         for w in m.ws:
@@ -760,6 +819,13 @@ SETTINGS = [
     Setting("pruned", convolved(pruned)),
     Setting("functional-linear", functional_linear),
     Setting("functional-inside", functional_inside),
+    Setting("checkpointed", checkpointed()),
+    Setting("checkpointed-dropout", checkpointed(dropout=0.3), draws=True),
+    Setting("torch-func-vmap", inside_torch_func(lambda m, x: m.norm(m.inner(x)).tanh())),
+    Setting("torch-func-grad", inside_torch_func(energy)),
+    Setting("distances", distances),
+    Setting("merged-in-small-batches", merged_in_small_batches),
+    Setting("shared-in-small-batches", shared_in_small_batches),
     Setting("parameter-list", parameter_list),
     Setting("functional-conv", functional_conv),
     Setting("tied-bias", tied_bias),

@@ -32,7 +32,8 @@ class Layout(NamedTuple):
 
     def fits(self, shape: Sequence[int], size: int) -> bool:
         """Can a tensor of this shape hold ``size`` examples so?"""
-        return self.axis < len(shape) and shape[self.axis] > 0 and shape[self.axis] % size == 0
+        length = shape[self.axis] if self.axis < len(shape) else 0
+        return isinstance(length, int) and length > 0 and length % size == 0  # no number in a nested tensor
 
     def rows(self, chosen: Tensor, length: int) -> Tensor:
         """``[B]`` of examples to ``[length]``: which rows are theirs."""

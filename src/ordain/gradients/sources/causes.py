@@ -21,30 +21,44 @@ class Causes:
     """
 
     def __init__(self, params: Container[Tensor]) -> None:
-        self._params, self._reentrant = params, False
+        self._params, self._reentrant, self._nested = params, False, False
         self._returned: set[Tensor] = set()  # parameters that are outputs, or all that an output is computed from
 
     def look_at(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
         """Note what the graph of a pass, and the tensors that the model returned, show."""
         self._reentrant |= _REENTRANT in graph.names
+        self._nested |= any("Nested" in name for name in graph.names)
         self._returned |= {p for p in map(_only_parameter, outputs) if p is not None and p in self._params}
 
-    def of_a_sum(self, p: Tensor, name: str, *, twice: bool) -> UnsupportedModuleError:
+    def of_a_sum(self, p: Tensor, name: str, *, asked: bool, twice: bool) -> UnsupportedModuleError:
         """The gradients of a batch do not add up to what autograd gave ``p``.
 
         Args:
             p: the parameter.
             name: of it.
+            asked: whether autograd gave it any.
             twice: whether a backward has kept its own graph (``create_graph=True``).
         """
         out = f"leave the parameter out with params=lambda name: name != {name!r}."
         if self._reentrant:
             return self._checkpointed(name, f"or {out}")
+        if self._nested:
+            return UnsupportedModuleError(
+                f"parameter {name!r} in a model that computes with nested tensors",
+                expected="tensors in which the examples are rows",
+                remedy=f"Fill sequences up to one length (torch.nested.to_padded_tensor) and mask the rest; or {out}",
+            )
         if p in self._returned:
             return UnsupportedModuleError(
                 f"parameter {name!r} among the outputs of the model",
                 expected="outputs with a row for each example: what the loss does with this one is for all at once",
                 remedy=f"Return it once for each example, as in self.scale * torch.ones(len(x)), or {out}",
+            )
+        if not asked:
+            return UnsupportedModuleError(
+                f"parameter {name!r}, to which the backward gave no gradient, in a layer that it went through",
+                expected="loss.backward(), without inputs=",
+                remedy=f"Freeze what a step shall not train: requires_grad_(False), and (True) after it; or {out}",
             )
         if twice:
             return UnsupportedModuleError(
@@ -70,6 +84,16 @@ class Causes:
             expected="a model that treats each example by itself",
             remedy="Look for what mixes the examples of a batch (statistics over the batch, a permutation of it), "
             f"{out}, or order whole batches with group=batch_size and gradients='microbatch'.",
+        )
+
+    @staticmethod
+    def of_selective_checkpoints() -> UnsupportedModuleError:
+        """Nothing can be sent down the graph: the training loop's own backward would then raise."""
+        return UnsupportedModuleError(
+            "parameters in a selective checkpoint (context_fn=), through which torch allows one backward only",
+            expected="torch.utils.checkpoint.checkpoint(..., use_reentrant=False) without context_fn=",
+            remedy="Leave context_fn= out; or order by layers after the checkpoint, as in GraB(model, n, "
+            "params='head'); or order whole batches with group=batch_size and gradients='microbatch'.",
         )
 
     @staticmethod

@@ -3,7 +3,7 @@
 What stands between a model that this does not understand and a wrong order: in the first batches, and now and then
 later, the gradient of some examples alone is sent down the graph (``inspection.py``). It shows where the examples lie
 at each layer, and what their rows must add up to. A parameter whose rows do not is taken from the graph itself
-(``graph.py``). And the gradients of a whole batch must add up to those that autograd gives to the parameters.
+(``graph_rows.py``). And the gradients of a whole batch must add up to those that autograd gives to the parameters.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from ordain.gradients.sources.backward import own_run
 from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.independence import refuse_mixed, run_alone
+from ordain.gradients.sources.independence import refuse_mixed, run_alone, untouched
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
+from ordain.gradients.sources.saved_tensors import unpacks_only_once
 from ordain.gradients.sources.selection import HEAD, Selection, choose, described, head_of, places
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
@@ -187,6 +188,9 @@ class ExactSource:
             return
         chosen = []
         if record.due or new or record.size == 1:
+            if any(map(unpacks_only_once, graph.above_sinks())):
+                record.result = self._causes.of_selective_checkpoints()
+                return
             chosen = self._checks.examples(record.size, device=self.like.device, all_apart=new)
         record.inspection = Inspection(
             graph,
@@ -198,6 +202,7 @@ class ExactSource:
             thorough=new,
             divert=self._hooks.divert,
             inspected=partial(self._try_inspected, record, new=new),
+            again=partial(untouched, self._model),
         )
         if record.size > 1 and (new or plan is not None):
             record.inspection.watch_nodes(plan)
@@ -297,7 +302,7 @@ class ExactSource:
                 found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
         batch = self._joined(found, record.size)
         if self._by_graph and inspection is not None and inspection.chosen and inspection.complete:
-            given = {p: self._offsets[p] for p in self._by_graph if p.requires_grad}
+            given = {p: self._offsets[p] for p in self._by_graph if self._offsets[p][0] in found}
             wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
             for p in wrong:
                 raise self._causes.of_a_row(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
@@ -353,7 +358,7 @@ class ExactSource:
     def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
         ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
         for p in differing(batches, ones, arrived, self._offsets, **self._how()):
-            raise self._causes.of_a_sum(p, self._offsets[p][1], twice=self._hooks.twice)
+            raise self._causes.of_a_sum(p, self._offsets[p][1], asked=p in arrived, twice=self._hooks.twice)
 
     def _how(self) -> dict[str, bool]:
         return {"mean": self._mean, "coarse": self._hooks.coarse}

@@ -1,24 +1,20 @@
-"""Per-example gradients out of the autograd graph itself, for parameters that no layer rule explains.
+"""The autograd graph of a forward, and which part of it lies between the batch and parameters that no rule explains.
 
 A position table that all examples share, a weight that is computed from others or used by a function, an expert that
 gets some of the tokens: between such a parameter and the batch lies a small part of the graph. Where that part meets
-the batch, the gradient is still one example's beside another's. From there on down, one gradient for each example is
-sent through the graph's own nodes, with the values that they saved in the forward. The graph is not changed, and
-nothing is run again.
+the batch, the gradient is still one example's beside another's: see ``graph_rows.py`` for what is done from there on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from ordain.gradients.layout import Layout, layouts
-from ordain.gradients.memory import chunk_numbers
 
 Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ classes behind it have
 
@@ -49,7 +45,7 @@ class Graph:
     """The nodes of one forward, by number, without a reference to any of them: a node's hook must not keep it alive.
 
     Attributes:
-        names: of the nodes, which tell one structure of the graph from another.
+        names: of the nodes.
         may_rearrange: whether any node may put examples in another order.
         children: of each node, (number, output number) for each of its inputs; (-1, 0) for an input without gradient.
         sinks: the number of each parameter's node.
@@ -66,9 +62,14 @@ class Graph:
                 below.append(node.next_functions)
                 todo.extend(child for child, _ in reversed(below[-1]) if child is not None)
         self.names = tuple(node.name() for node in self.nodes)
-        self.children = [[(self.nodes.get(child, -1), number) for child, number in edges] for edges in below]
+        self.children = tuple(tuple((self.nodes.get(child, -1), number) for child, number in edges) for edges in below)
         self.may_rearrange = not _REARRANGING.isdisjoint(self.names)
         self.sinks = {p: self.nodes[node] for node, p in sinks.items() if node in self.nodes}
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """What tells it from the graphs of other forwards, whatever the shapes in it."""
+        return self.names, self.children, tuple(self.sinks.values())
 
     def rearranges(self, size: int) -> bool:
         """May this forward have put its ``size`` examples in another order, one that another forward does not have?"""
@@ -78,6 +79,24 @@ class Graph:
     def shapes(self) -> list[list[tuple[int, ...]]]:
         """Of the outputs of each node."""
         return [[tuple(one.shape) for one in getattr(node, "_input_metadata")] for node in self.nodes]  # noqa: B009
+
+    def parents(self) -> dict[int, list[int]]:
+        """The nodes that each of them is an input of."""
+        found: dict[int, list[int]] = {}
+        for number, edges in enumerate(self.children):
+            for child, _ in edges:
+                found.setdefault(child, []).append(number)
+        return found
+
+    def above_sinks(self) -> list[Node]:
+        """The nodes that a backward to the parameters goes through."""
+        parents, todo = self.parents(), list(self.sinks.values())
+        found = set(todo)
+        while todo:
+            further = [parent for parent in parents.get(todo.pop(), ()) if parent not in found]
+            found.update(further)
+            todo.extend(further)
+        return [node for node, number in self.nodes.items() if number in found]
 
     def release(self) -> None:
         """Forget the nodes; their numbers stay."""
@@ -136,11 +155,27 @@ class Plan:
         border: those where the batch is met, and where the examples lie in each of their outputs.
         inside: those below, down to the parameters' own.
         certain: whether gradients have shown all of it.
+        kinds: of the shapes of those outputs.
     """
 
     border: dict[int, dict[int, Layout]] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
     certain: bool = True
+    kinds: dict[tuple[int, int], tuple[int, bool] | None] = field(default_factory=dict)
+
+    def fits(self, graph: Graph, size: int) -> bool:
+        """Does it hold for a graph of the same structure, with shapes of its own?"""
+        nodes = list(graph.nodes)
+        return all(
+            self.kinds[number, output] == _kind(shape_at(nodes[number], output), way, size)
+            for number, ways in self.border.items()
+            for output, way in ways.items()
+        )
+
+
+def _kind(shape: Sequence[int], way: Layout, size: int) -> tuple[int, bool] | None:
+    """In how many dimensions, and has each example several rows? None if the layout does not fit."""
+    return (len(shape), shape[way.axis] > size) if way.fits(shape, size) else None
 
 
 class Sightings:
@@ -150,12 +185,13 @@ class Sightings:
         self._size, self._batch_dim = size, batch_dim
         self.possible: dict[tuple[Any, int], list[Layout]] = {}  # by anything hashable, and output number
         self.seen: set[tuple[Any, int]] = set()
+        self.shapes: dict[tuple[Any, int], Sequence[int]] = {}
 
     def see(self, key: Any, number: int, grad: Tensor, chosen: Tensor) -> None:
         """The gradient at output ``number`` when only the chosen examples have one."""
         name = key, number
         if name not in self.possible:
-            self.possible[name] = layouts(grad.shape, self._size, self._batch_dim)
+            self.shapes[name], self.possible[name] = grad.shape, layouts(grad.shape, self._size, self._batch_dim)
         largest = float(grad.detach().abs().max()) if grad.numel() else 0.0
         if 0.0 < largest < float("inf"):
             self.seen.add(name)
@@ -166,13 +202,9 @@ class Sightings:
         return next(iter(self.possible.get((key, number), ())), None)
 
 
-def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor]) -> Plan:
-    """From the parameters up to the first nodes at whose outputs examples lie side by side."""
-    parents: dict[int, list[int]] = {}
-    for number, edges in enumerate(graph.children):
-        for child, _ in edges:
-            parents.setdefault(child, []).append(number)
-    plan = Plan()
+def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor], size: int) -> Plan:
+    """From the parameters up to the first nodes at whose outputs ``size`` examples lie side by side."""
+    plan, parents = Plan(), graph.parents()
     todo = [graph.sinks[p] for p in params if p in graph.sinks]
     plan.inside.update(todo)
     while todo:
@@ -185,145 +217,9 @@ def make_plan(graph: Graph, sightings: Sightings, params: Sequence[Tensor]) -> P
             found = {number: way for number, way in ways.items() if way is not None}
             if outputs and len(found) == len(outputs):
                 plan.border[parent] = found
+                for output, way in found.items():
+                    plan.kinds[parent, output] = _kind(sightings.shapes[parent, output], way, size)
             else:
                 plan.inside.add(parent)
                 todo.append(parent)
     return plan
-
-
-class Rows:
-    """Sends one gradient for each example through the nodes of a plan, while a backward runs.
-
-    Args:
-        graph: of the forward.
-        plan: which nodes to go through.
-        size: B.
-    """
-
-    def __init__(self, graph: Graph, plan: Plan, size: int) -> None:
-        self.plan, self._graph, self._size = plan, graph, size
-        self._waiting: dict[int, dict[int, Tensor]] = {}
-
-    def reset(self) -> None:
-        """A backward through the graph begins."""
-        self._waiting = {}
-
-    def arrive(self, number: int, grads: Sequence[Tensor | None]) -> None:
-        """For a hook of node ``number``: the gradients that a backward brings to its outputs."""
-        node: Node = torch._C._current_autograd_node()
-        plan, edges = self.plan, self._graph.children[number]
-        wanted = [place for place, (child, _) in enumerate(edges) if child in plan.inside]
-        if not wanted:
-            return  # a parameter's own node, whose backward would add to its gradient
-        if number in plan.border:
-            found: Sequence[Tensor | None] | dict[int, Tensor | None] = _at_border(
-                node, grads, plan.border[number], wanted, self._size
-            )
-        elif number in self._waiting:
-            found = _inside(node, self._waiting.pop(number), len(grads))
-        else:
-            return  # nothing of the examples came this way
-        for place in wanted:
-            each = found[place]
-            if each is not None:
-                child, output = edges[place]
-                rows = self._waiting.setdefault(child, {})
-                each = _summed_to(each, _shape(node, place))
-                rows[output] = rows[output] + each if output in rows else each
-
-    def of(self, p: Tensor) -> Tensor | None:
-        """``[B, *shape]``, or None if no gradient came to it."""
-        return self._waiting.get(self._graph.sinks.get(p, -1), {}).get(0)
-
-
-def _shape(node: Node, place: int) -> tuple[int, ...]:
-    """Of the tensor that was input ``place`` of a node."""
-    child, number = node.next_functions[place]
-    return shape_at(child, number)
-
-
-def _called(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """A node's backward, without hooks."""
-    found = node(*grads) if callable(node) else node.apply(*grads)
-    return [found] if found is None or isinstance(found, Tensor) else list(found)
-
-
-def _inside(node: Node, rows: dict[int, Tensor], outputs: int) -> list[Tensor | None]:
-    """The node's backward of ``[B, *]`` at its outputs, one example at a time."""
-
-    def one(grads: list[Tensor]) -> list[Tensor | None]:
-        given = dict(zip(rows, grads, strict=True))
-        return _called(node, [given.get(number) for number in range(outputs)])
-
-    return _for_each(one, list(rows.values()))
-
-
-def _at_border(
-    node: Node, grads: Sequence[Tensor | None], ways: dict[int, Layout], wanted: list[int], size: int
-) -> dict[int, Tensor | None]:
-    """``[B, *]`` for each wanted input of a node whose outputs have the examples side by side."""
-    name, first = node.name(), grads[0]
-    way = ways.get(0)
-    if first is not None and way is not None and len(grads) == 1:
-        if name in ("MmBackward0", "AddmmBackward0") and way.axis == 0:
-            weight = 1 if name == "MmBackward0" else 2
-            inputs = getattr(node, "_saved_self" if name == "MmBackward0" else "_saved_mat1")
-            if inputs is not None and set(wanted) <= {weight, weight - 2} and _unscaled(node):
-                a, b = way.split(inputs, size), way.split(first, size)
-                return {0: b, weight: torch.einsum("bti,bto->bio", a, b)}
-        if name == "ExpandBackward0":
-            return {0: way.split(first, size)}
-        plain = _called(node, grads)
-        # The backward of an elementwise operation leaves it to the engine to add up what was broadcast.
-        full = {place: one for place in wanted if (one := plain[place]) is not None and one.shape == first.shape}
-        if len(full) == len(wanted) and all(_shape(node, place) != first.shape for place in wanted):
-            return {place: way.split(one, size) for place, one in full.items()}
-    given = {number: grad for number, grad in enumerate(grads) if grad is not None and number in ways}
-    each = max(1, chunk_numbers() // max(1, sum(grad.numel() for grad in given.values())))
-    parts: list[list[Tensor | None]] = []
-    for lo in range(0, size, each):
-        chosen = torch.eye(size, dtype=torch.bool, device=next(iter(given.values())).device)[lo : lo + each]
-        masked = {n: torch.stack([ways[n].keep(grad, one) for one in chosen]) for n, grad in given.items()}
-        parts.append(_inside(node, masked, len(grads)))
-    return {
-        place: None if parts[0][place] is None else torch.cat([part[place] for part in parts])  # type: ignore[misc]
-        for place in wanted
-    }
-
-
-def _unscaled(node: Node) -> bool:
-    return getattr(node, "_saved_alpha", 1) == 1 and getattr(node, "_saved_beta", 1) == 1
-
-
-def _for_each(function: Callable[[list[Tensor]], list[Tensor | None]], rows: list[Tensor]) -> list[Tensor | None]:
-    """``function`` of each example: vmapped, or in a loop where torch cannot."""
-    places: list[int] = []
-
-    def tensors(grads: list[Tensor]) -> list[Tensor]:
-        found = function(grads)
-        places[:] = [place for place, one in enumerate(found) if one is not None]
-        places.append(len(found))
-        return [one for one in found if one is not None]
-
-    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
-    warn(False)  # it would say that it loops
-    try:
-        outs = vmap(tensors)(rows)
-    except (RuntimeError, ValueError):
-        each = [tensors([row[i] for row in rows]) for i in range(len(rows[0]))]
-        outs = [torch.stack(several) for several in zip(*each, strict=True)]
-    finally:
-        warn(True)
-    found: list[Tensor | None] = [None] * places.pop()
-    for place, out in zip(places, outs, strict=True):
-        found[place] = out
-    return found
-
-
-def _summed_to(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``[B, *]`` to ``[B, *shape]``: what broadcasting repeated is added up."""
-    extra = rows.ndim - 1 - len(shape)
-    if extra > 0:
-        rows = rows.sum(dim=tuple(range(1, 1 + extra)))
-    repeated = [i + 1 for i, n in enumerate(shape) if n == 1 and rows.shape[i + 1] != 1]
-    return rows.sum(dim=repeated, keepdim=True) if repeated else rows

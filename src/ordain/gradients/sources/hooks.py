@@ -300,6 +300,11 @@ class Hooks:
             further.clear()
         for leaf, tensor in leaves:
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                # Rules know nothing of tensors inside torch.func, nor of nested ones: they are left to the graph.
+                # Asked no earlier than here, where torch.compile has to stop in any case.
+                if tensor.is_nested or torch._C._functorch.peek_interpreter_stack() is not None:
+                    record.shapes.pop((module, call), None)
+                    return
                 shapes[leaf] = tensor.shape
                 # On the node, not on the tensor: what changes the tensor in place later comes after it.
                 reach = partial(self._reach, record, module, call, use, leaf, tensor.output_nr)

@@ -88,13 +88,14 @@ def refuse_mixed(model: nn.Module, output: Any, alone: Alone) -> None:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def untouched(model: nn.Module, *, parameters: bool = True) -> Iterator[Callable[[], bool]]:
     """Run a model and leave no trace of it: parameters, buffers, attributes and random generators are put back.
 
     Attributes that are lists, dicts and sets get their items back. Gives a function that says whether random numbers
-    were drawn.
+    were drawn. Without ``parameters``, these are taken not to change.
     """
-    tensors = [(one, one.data, one.detach().clone()) for one in (*model.buffers(), *model.parameters())]
+    changing = (*model.buffers(), *(model.parameters() if parameters else ()))
+    tensors = [(one, one.data, one.detach().clone()) for one in changing]
     attributes = [(module, dict(module.__dict__)) for module in model.modules()]
     values = [value for _, entries in attributes for value in entries.values()]
     containers = [(value, value.copy()) for value in values if isinstance(value, list | dict | set)]

@@ -9,6 +9,7 @@ counters of calls do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.autograd.graph import GradientEdge
 
 from ordain.gradients.layout import Layout, layouts
 from ordain.gradients.sources.backward import sending
-from ordain.gradients.sources.graph import Graph, Node, Plan, Rows, Sightings, is_view_of_parameter, make_plan, shape_at
+from ordain.gradients.sources.graph import Graph, Node, Plan, Sightings, is_view_of_parameter, make_plan, shape_at
+from ordain.gradients.sources.graph_rows import Rows
 from ordain.gradients.sources.independence import Alone
+from ordain.gradients.sources.saved_tensors import has_unpack_hooks
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -38,6 +41,8 @@ class Inspection:
         thorough: whether the sets tell every two examples apart.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
         inspected: called when the gradients of all sets have been sent down.
+        again: makes a context in which checkpoints may run parts of the model again; ``parameters=False`` if these
+            need not be put back, which takes a copy of them.
 
     Attributes:
         found: for each set, what arrived at each parameter.
@@ -58,6 +63,7 @@ class Inspection:
         thorough: bool,
         divert: Callable[[Uses | None], None],
         inspected: Callable[[Inspection], None],
+        again: Callable[..., AbstractContextManager[Any]],
     ) -> None:
         self.size, self.chosen, self.thorough = size, list(chosen), thorough
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
@@ -67,8 +73,10 @@ class Inspection:
         self.graph = graph
         self.sightings = Sightings(size, batch_dim)
         self._params = list(graph.sinks)
-        self._divert, self._inspected = divert, inspected
+        self._divert, self._inspected, self._again = divert, inspected, again
+        self._checkpointed = bool(chosen) and any(map(has_unpack_hooks, graph.nodes))
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
+        self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
         self._task = -1  # the backward that is running
         self._kept = False  # has a backward through this graph come to its end, and not been collected?
@@ -83,7 +91,7 @@ class Inspection:
             if node.next_functions and (plan is None or number in plan.border or number in plan.inside):
                 node.register_prehook(partial(self._at_node, number))
         if plan is not None:
-            self.rows = Rows(self.graph, plan, self.size)
+            self.rows = Rows(self.graph, plan, self.size, partial(self._again, parameters=False))
         self.graph.release()
 
     @property
@@ -98,9 +106,9 @@ class Inspection:
 
     def follow(self, params: Sequence[Tensor]) -> Plan:
         """From here on send one gradient an example to ``params``, as the sightings suggest."""
-        plan = make_plan(self.graph, self.sightings, params)
+        plan = make_plan(self.graph, self.sightings, params, self.size)
         if self.rows is None:
-            self.rows = Rows(self.graph, plan, self.size)
+            self.rows = Rows(self.graph, plan, self.size, partial(self._again, parameters=False))
         self.rows.plan = plan
         return plan
 
@@ -125,7 +133,8 @@ class Inspection:
 
     def _at_output(self, number: int, output: int, way: Layout, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is not None:
-            self._covered.add(number)
+            if number != self._from:
+                self._covered.add(number)
             return
         if sending():
             return  # for another order
@@ -133,13 +142,14 @@ class Inspection:
         grad = grads[output]
         if grad is None or number in self._covered or self.failed:
             return
-        edge = GradientEdge(torch._C._current_autograd_node(), output)
+        edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
         for found, uses, chosen in zip(self.found, self.uses, self.chosen, strict=True):
             self._sending = chosen
             self._divert(uses)
             try:
                 part = [way.keep(grad.detach(), chosen)]
-                sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
+                with self._again() if self._checkpointed else nullcontext():
+                    sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
             except RuntimeError as error:  # reentrant checkpoints and compiled backwards take one backward only
                 self.failed = str(error).splitlines()[0]
                 return

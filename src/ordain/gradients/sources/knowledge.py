@@ -14,6 +14,7 @@ from ordain.gradients.sources.graph import Graph, Plan, Sightings
 from ordain.gradients.sources.hooks import Pass
 from ordain.gradients.sources.inspection import Inspection
 
+_MOST_PLANS = 256  # a model whose graph is another one in every batch must not fill the memory
 _TRIES = 32  # batches in which a layer may have no gradient before that counts as its habit
 
 
@@ -50,7 +51,7 @@ class Knowledge:
         self._layouts: dict[tuple[nn.Module, int], dict[int, Layout]] = {}  # of each call's outputs, as was seen
         self._folded: set[Any] = set()  # those of them that were seen with several rows an example
         self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
-        self._plans: dict[tuple[str, ...], Plan] = {}  # by the structure of the graph
+        self._plans: dict[tuple[Any, ...], Plan] = {}  # by the structure of the graph
         self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
         self._tries: Counter[tuple[Any, ...]] = Counter()
 
@@ -86,7 +87,8 @@ class Knowledge:
         """Note whether the pass may have put its examples in an order of its own; the plan for it, if one is known."""
         self._may_rearrange |= graph.may_rearrange
         record.own_layouts = record.size > 1 and graph.may_rearrange and graph.rearranges(record.size)
-        return None if record.own_layouts else self._plans.get(graph.names)
+        plan = None if record.own_layouts or not self._plans else self._plans.get(graph.structure)
+        return plan if plan is not None and plan.fits(graph, record.size) else None
 
     def layout(self, record: Pass, module: nn.Module, call: int, leaf: int, grad: Tensor) -> Layout | None:
         """Where the examples lie in an output of a call: as was seen or else, of what a user sees, as is likeliest."""
@@ -155,7 +157,9 @@ class Knowledge:
             plan = inspection.follow(list(self.by_graph))
             certain = plan.certain
             if certain and not record.own_layouts:
-                self._plans[inspection.graph.names] = plan
+                if len(self._plans) == _MOST_PLANS:
+                    self._plans.clear()
+                self._plans[inspection.graph.structure] = plan
         signature = self._signature(record)
         self._tries[signature] += 1
         seen &= all(any(bool(one[p].any()) for one in inspection.found if p in one) for p in inspection.graph.sinks)

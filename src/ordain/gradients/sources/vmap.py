@@ -30,6 +30,7 @@ from ordain.gradients.sources.hooks import Hooks, Pass
 from ordain.gradients.sources.independence import untouched
 from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.model_checks import check_reduction, like, mixing_modules, refuse_mixing
+from ordain.gradients.sources.saved_tensors import unpacks_only_once
 from ordain.gradients.sources.selection import Selection, choose, described, places
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
@@ -87,6 +88,8 @@ class FuncSource:
             self._hooks.ask()
             sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
             graph = Graph([node for node, _ in outputs], sinks)
+            if any(map(unpacks_only_once, graph.above_sinks())):
+                return
             record.inspection = Inspection(
                 graph,
                 outputs,
@@ -97,6 +100,7 @@ class FuncSource:
                 thorough=False,
                 divert=self._hooks.divert,
                 inspected=lambda _: None,
+                again=partial(untouched, self._model),
             )
             graph.release()
 
