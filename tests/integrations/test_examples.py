@@ -75,3 +75,14 @@ def test_accelerate(tmp_path: Path) -> None:
     told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+), GraB\(n=1797, seed=0\)", line) for line in (*first, *second)]
     assert [match and match[1] for match in told] == ["1", "2"]
     assert all(match and float(match[2]) < 2.3 for match in told)  # less than a guess among ten
+
+
+def test_lora(tmp_path: Path) -> None:
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    small = ("--examples", "40")
+    whole = ran("lora.py", tmp_path / "whole", *small, "--epochs", "2")
+    ran("lora.py", tmp_path, *small, "--epochs", "1")
+    assert ran("lora.py", tmp_path, *small, "--epochs", "2", "--resume") == whole[1:]
+    assert re.fullmatch(r"epoch 2: loss 4\.\d+, by 4352 numbers", whole[-1])
+    assert ran("lora.py", tmp_path, *small, "--epochs", "1", "--head")[-1].endswith("by 384 numbers")

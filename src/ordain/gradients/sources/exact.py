@@ -208,7 +208,8 @@ class ExactSource:
         head, self._searching = head_of(self._model, calls, record.size), False
         self._order_by({self._offsets[p][1]: p for p in self._hooks.narrow(head, record)})
         count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
-        _log.info("ordering by %r, %s of %s parameters", self._hooks.paths[head], f"{self._size:,}", f"{count:,}")
+        paths = ", ".join(repr(path) for path in self._hooks.paths.values())
+        _log.info("ordering by %s, %s of %s parameters", paths, f"{self._size:,}", f"{count:,}")
 
     def backward_ended(self, record: Pass) -> None:
         """Take what is needed of the layers now: the optimizer may change the weights before step()."""
