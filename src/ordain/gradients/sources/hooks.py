@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ordain.errors import GradientError, StateError, StepError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
-from ordain.gradients.sources.backward import Backwards, running, send, sending
+from ordain.gradients.sources.backward import Backwards, keep_out_of_compiled, running, send, sending
 from ordain.gradients.sources.sharded import Sharded, is_split
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -127,6 +127,7 @@ class Hooks:
         """Begin to watch; does nothing if it watches already."""
         if self._handles:
             return
+        keep_out_of_compiled()
         self._handles += self.sharded.watch()
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self.paths:
