@@ -59,6 +59,7 @@ def main() -> None:
         total = accelerator.reduce(total)
         accelerator.print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, {order}")
         accelerator.save_state(str(options.out))
+    accelerator.wait_for_everyone()  # no process ends while another still saves
     accelerator.end_training()
 
 

@@ -33,4 +33,8 @@ def launched(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     # A store of its own for each restart: the one that is shared with torchrun keeps addresses of ranks that are gone.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        said = [one.decode() if isinstance(one, bytes) else one or "" for one in (error.stdout, error.stderr)]
+        raise AssertionError(f"{script} hangs; its output:\n{said[0]}\nand where its ranks were:\n{said[1]}") from error

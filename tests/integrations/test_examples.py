@@ -15,12 +15,13 @@ from launched import TIMEOUT, launched
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(name: str, folder: Path, *words: str, ranks: int = 1, forked: bool = True) -> list[str]:
+def ran(name: str, folder: Path | None, *words: str, ranks: int = 1, forked: bool = True) -> list[str]:
     assert len((EXAMPLES / name).read_text().splitlines()) <= 80
+    words = (*(("--out", str(folder)) if folder else ()), *words)
     if forked:
-        ended = launched(EXAMPLES / name, "--out", folder, *words, ranks=ranks)
+        ended = launched(EXAMPLES / name, *words, ranks=ranks)
     else:  # JAX has threads
-        command = [sys.executable, str(EXAMPLES / name), "--out", str(folder), *words]
+        command = [sys.executable, str(EXAMPLES / name), *words]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
@@ -75,3 +76,38 @@ def test_accelerate(tmp_path: Path) -> None:
     told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+), GraB\(n=1797, seed=0\)", line) for line in (*first, *second)]
     assert [match and match[1] for match in told] == ["1", "2"]
     assert all(match and float(match[2]) < 2.3 for match in told)  # less than a guess among ten
+
+
+def test_lora(tmp_path: Path) -> None:
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    small = ("--examples", "40")
+    whole = ran("lora.py", tmp_path / "whole", *small, "--epochs", "2")
+    ran("lora.py", tmp_path, *small, "--epochs", "1")
+    assert ran("lora.py", tmp_path, *small, "--epochs", "2", "--resume") == whole[1:]
+    assert re.fullmatch(r"epoch 2: loss 4\.\d+, by 4352 numbers", whole[-1])
+    assert ran("lora.py", tmp_path, *small, "--epochs", "1", "--head")[-1].endswith("by 384 numbers")
+
+
+def test_plain(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    whole = ran("plain.py", tmp_path / "whole", "--epochs", "2")
+    ran("plain.py", tmp_path, "--epochs", "1")
+    assert ran("plain.py", tmp_path, "--epochs", "2", "--resume") == whole[1:]
+    assert re.fullmatch(r"epoch 2: loss 0\.\d+, GraB\(n=1797, seed=0\)", whole[-1])
+
+
+def test_linear_probe() -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    out = ran("linear_probe.py", None, "--epochs", "2")
+    told = (
+        r"epoch 2: loss 0\.\d+, Herding\(n=1797, params='head' \(head.weight \[10, 256\], head.bias \[10\]\), seed=0\)"
+    )
+    assert re.fullmatch(told, out[-1])
+
+
+def test_nanogpt() -> None:
+    out = ran("nanogpt.py", None, "--examples", "160", "--epochs", "2")
+    told = [re.fullmatch(r"epoch \d: loss (\d\.\d+) of the last batch, GraB\(n=160, seed=0\)", line) for line in out]
+    assert all(told)
+    assert float(told[1][1]) < float(told[0][1]) < 4.9  # type: ignore[index]  # ln 128 is 4.85

@@ -5,6 +5,7 @@ forked.py RANKS SCRIPT ARGS...    The environment is what torchrun gives; if a r
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import runpy
 import signal
@@ -13,6 +14,7 @@ import traceback
 
 import torch._dynamo  # noqa: F401 (the first optimizer imports it, in 2 seconds)
 import torch.distributed as dist
+from launched import TIMEOUT
 
 
 def rank_of(script: str, words: list[str]) -> int:
@@ -21,6 +23,7 @@ def rank_of(script: str, words: list[str]) -> int:
     if pid:
         return pid
     code = 1
+    faulthandler.dump_traceback_later(TIMEOUT - 20)  # a rank that hangs says where
     try:
         sys.argv = [script, *words]
         runpy.run_path(script, run_name="__main__")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch.amp import GradScaler
+
 from ordain.balancing.state import broken, described
 from ordain.errors import GradientError, InputError, StateError
 from ordain.gradients import Gradients, Sketch
@@ -98,12 +100,14 @@ class Intake:
             self._precondition.load(state)
 
 
-def check_loss_scale(loss_scale: Any) -> None:
-    """Raise unless gradients can be divided by it."""
-    number = isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool)
-    if not number or not 0 < loss_scale < math.inf:
+def number_of(loss_scale: Any) -> float:
+    """A loss scale as a number, which a gradient scaler has too; raise unless gradients can be divided by it."""
+    scale = loss_scale.get_scale() if isinstance(loss_scale, GradScaler) else loss_scale
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not number or not 0 < scale < math.inf:
         raise InputError(
             f"loss_scale={loss_scale!r}",
-            expected="a finite number > 0",
-            remedy="Pass what the loss was multiplied by before backward(), as a float.",
+            expected="a finite number > 0, or a torch.amp.GradScaler",
+            remedy="Pass what the loss was multiplied by before backward(), as a float, or the scaler before update().",
         )
+    return float(scale)

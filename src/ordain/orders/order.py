@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
@@ -22,7 +23,7 @@ from ordain.gradients.sources import HEAD, Claim, claim, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Collect, Coordinator
 from ordain.orders.cursor import Cursor
-from ordain.orders.intake import Intake, check_loss_scale
+from ordain.orders.intake import Intake, number_of
 from ordain.orders.learner import Learner
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.preconditioning import Preconditioner
@@ -242,20 +243,21 @@ class Order:
             )
         return self._ranks.joinable(self._accompany)
 
-    def step(self, indices: Any = None, *, loss_scale: float = 1.0) -> None:
+    def step(self, indices: Any = None, *, loss_scale: float | GradScaler = 1.0) -> None:
         """Call once after each ``loss.backward()``.
 
         Args:
             indices: the dataset index of each example of the batch (of all batches since the last step), in the order
                 of the batch: for loaders whose ``collate_fn`` or batch sampler sorts or drops examples. By default they
                 are the next ones drawn.
-            loss_scale: what the loss was multiplied by before its backward, if that changes from step to step. The
-                gradients are divided by it.
+            loss_scale: what the loss was multiplied by before its backward, if that changes from step to step; or the
+                ``torch.amp.GradScaler`` that did it, before its ``update()``. The gradients are divided by it.
         """
         if type(loss_scale) is not float or loss_scale != 1.0:
-            check_loss_scale(loss_scale)
+            loss_scale = number_of(loss_scale)
         if self._learning:
-            self._learn_from(lambda: self._collected(loss_scale), indices)
+            scale = loss_scale
+            self._learn_from(lambda: self._collected(scale), indices)
         else:
             self._cursor.step_uncounted()
 

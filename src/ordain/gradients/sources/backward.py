@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+T = TypeVar("T")
 _thread = threading.local()  # a backward inside a backward runs in the same thread
 
 
@@ -33,6 +34,27 @@ def own_run() -> Iterator[None]:
         yield
     finally:
         _thread.running = before
+
+
+def eagerly(function: Callable[[], T]) -> T:
+    """An own run of a model that may be compiled: for a batch of another size it would be compiled again."""
+    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+
+    def run() -> T:
+        with own_run(), nullcontext() if stance is None else stance("force_eager"):
+            return function()
+
+    # A stance may not change where compiled code has called us.
+    result: T = torch.compiler.disable(run)()  # type: ignore[no-untyped-call]
+    return result
+
+
+@cache
+def keep_out_of_compiled() -> None:
+    """torch.compile calls our hooks as they are. It would trace them, and compile again whenever they remember more."""
+    from torch._dynamo import trace_rules  # two seconds, for whoever has made no optimizer yet
+
+    trace_rules.add("ordain")
 
 
 def running() -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.sources.graph import Graph
 
+_COMPILED = "CompiledFunctionBackward"
 _REENTRANT = "CheckpointFunctionBackward"  # runs a part of the forward again, in a backward of its own
 
 
@@ -21,13 +22,14 @@ class Causes:
     """
 
     def __init__(self, params: Container[Tensor]) -> None:
-        self._params, self._reentrant, self._nested = params, False, False
+        self._params, self._reentrant, self._nested, self._compiled = params, False, False, False
         self._returned: set[Tensor] = set()  # parameters that are outputs, or all that an output is computed from
 
     def look_at(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
         """Note what the graph of a pass, and the tensors that the model returned, show."""
         self._reentrant |= _REENTRANT in graph.names
         self._nested |= any("Nested" in name for name in graph.names)
+        self._compiled |= _COMPILED in graph.names
         self._returned |= {p for p in map(_only_parameter, outputs) if p is not None and p in self._params}
 
     def of_a_sum(self, p: Tensor, name: str, *, asked: bool, twice: bool) -> UnsupportedModuleError:
@@ -66,6 +68,13 @@ class Causes:
                 expected="a loss of outputs only, without a penalty on gradients",
                 remedy="Run the forward whose gradient is penalised inside order.ignore(), beside the one that the "
                 f"rest of the loss is computed from (docs/orders.md, 'gradient penalties'); or {out}",
+            )
+        if self._compiled:
+            return UnsupportedModuleError(
+                f"parameter {name!r} of a compiled model, whose code does not call the order's hooks",
+                expected="code that torch.compile has made since the order is there",
+                remedy="Call torch._dynamo.reset() after making the order: this model, or another of its class, was "
+                f"compiled before. If the loss has a penalty on the weights, move it to the optimizer; or {out}",
             )
         return UnsupportedModuleError(
             f"parameter {name!r} with a gradient that the calls of its module do not explain",

@@ -30,7 +30,7 @@ from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.linear import linear
 from ordain.gradients.rules.recurrent import cell, recurrent
-from ordain.gradients.sources.backward import own_run
+from ordain.gradients.sources.backward import eagerly
 from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
@@ -157,8 +157,8 @@ class ExactSource:
         size = batch_size(record.sizes, [], self._batch_dim)
         if size > 1:
             (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
-            with own_run():
-                runs = [run_alone(self._model, inputs, some, self._batch_dim) for some in (half, ~half)]
+            alone = partial(run_alone, self._model, inputs, batch_dim=self._batch_dim)
+            runs = [eagerly(partial(alone, some)) for some in (half, ~half)]
             record.alone = [run for run in runs if run is not None]
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
@@ -213,7 +213,8 @@ class ExactSource:
         head, self._searching = head_of(self._model, calls, record.size), False
         self._order_by({self._offsets[p][1]: p for p in self._hooks.narrow(head, record)})
         count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
-        _log.info("ordering by %r, %s of %s parameters", self._hooks.paths[head], f"{self._size:,}", f"{count:,}")
+        paths = ", ".join(repr(path) for path in self._hooks.paths.values())
+        _log.info("ordering by %s, %s of %s parameters", paths, f"{self._size:,}", f"{count:,}")
 
     def backward_ended(self, record: Pass) -> None:
         """Take what is needed of the layers now: the optimizer may change the weights before step()."""

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ordain.errors import GradientError, StateError, StepError, UnsupportedModuleError
 from ordain.gradients.layout import Layout, batch_size, batch_sizes, tensors_in
 from ordain.gradients.rules import Use, watch_for
-from ordain.gradients.sources.backward import Backwards, running, send, sending
+from ordain.gradients.sources.backward import Backwards, keep_out_of_compiled, running, send, sending
 from ordain.gradients.sources.sharded import Sharded, is_split
 
 _MOST_PASSES = 1024  # more than anybody accumulates; a loop that forgot step() must not fill the memory
@@ -127,6 +127,7 @@ class Hooks:
         """Begin to watch; does nothing if it watches already."""
         if self._handles:
             return
+        keep_out_of_compiled()
         self._handles += self.sharded.watch()
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         for module in self.paths:
@@ -136,17 +137,17 @@ class Hooks:
             self._handles.append(module.register_forward_hook(self._watch, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
 
-    def narrow(self, module: nn.Module, record: Pass) -> list[Tensor]:
-        """Watch one of the modules alone from now on, after the forward of ``record``; returns its parameters."""
+    def narrow(self, modules: Sequence[nn.Module], record: Pass) -> list[Tensor]:
+        """Watch some of the modules alone from now on, after the forward of ``record``; returns their parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.paths = {module: self.paths[module]}
-        own = {self.sharded.part(p) for p in module.parameters(recurse=False)}
+        self.paths = {module: path for module, path in self.paths.items() if module in modules}
+        own = {self.sharded.part(p) for module in modules for p in module.parameters(recurse=False)}
         self._params = {p: None for p in self._params if p in own}
         self._first = next(iter(self._params))
-        record.calls = {module: record.calls[module]}
-        record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] is module}
+        record.calls = {module: record.calls[module] for module in modules}
+        record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] in modules}
         self.attach()
         return list(self._params)
 
@@ -369,8 +370,16 @@ class Hooks:
 
     def _finish(self, brought: dict[int, Pass]) -> None:
         self._ready |= brought
+        trained = any(p.requires_grad for p in self._params)
         for record in brought.values():
-            self._listener.backward_ended(record)
+            if trained:
+                self._listener.backward_ended(record)
+            else:  # to be raised by step(), not out of the backward
+                record.result = StateError(
+                    "a backward that trains none of the order's parameters, which are all frozen now",
+                    expected="at least one parameter that was trained when the order was made",
+                    remedy="Call order.detach() and make an order of what is trained now (another adapter, say).",
+                )
 
     # --- after it ---------------------------------------------------------------------------------
 

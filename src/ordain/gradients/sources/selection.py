@@ -92,7 +92,7 @@ def _of_linear_layers(model: nn.Module) -> dict[str, nn.Parameter]:
         raise InputError(
             "params='head' with a model that has no linear layer to train",
             expected="a torch.nn.Linear with requires_grad",
-            remedy="Name the layer to order by: params='conv2', for example.",
+            remedy="Leave params= out to order by all that is trained, or name what to order by: params='conv2', say.",
         )
     return chosen
 
@@ -104,20 +104,42 @@ def is_linear(module: nn.Module) -> bool:
     )
 
 
-def head_of(model: nn.Module, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int) -> nn.Module:
+def head_of(
+    model: nn.Module, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int
+) -> list[nn.Module]:
     """The last linear layer that was called, of these calls with their output shapes, in a batch of ``size``.
 
     A language model's output layer (a row for each word and position, often tied to the embedding) is the dearest of
-    all: the layer before it is taken instead.
+    all: the layer before it is taken instead. The matrices of one low-rank adapter are one layer.
     """
-    called = list(calls)
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for module, shapes in reversed(called):
-        rows, cols = module.weight.shape if rule_for(module) is linear else module.weight.T.shape  # type: ignore
-        positions = any(len(shape) > 2 or shape[0] > size for shape in shapes.values())
-        if module.weight not in tied and not (positions and rows > _VOCABULARY * cols):
-            return module
-    return called[-1][0]
+    adapted = _adapted(model)
+    layers: dict[nn.Module, dict[nn.Module, Mapping[int, Sequence[int]]]] = {}
+    for module, shapes in calls:
+        key = adapted.get(module, module)
+        layers[key] = {**layers.pop(key, {}), module: shapes}  # it comes where its last call was
+    for layer in reversed(layers.values()):
+        cols, rows = _width(next(iter(layer)))[0], _width(next(reversed(layer)))[1]
+        positions = any(len(shape) > 2 or shape[0] > size for shapes in layer.values() for shape in shapes.values())
+        if not any(module.weight in tied for module in layer) and not (positions and rows > _VOCABULARY * cols):
+            return list(layer)
+    return list(next(reversed(layers.values())))
+
+
+def _adapted(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """The modules inside of an adapted layer, and that layer: PEFT's have the layer they adapt as ``base_layer``."""
+    found = {}
+    for outer in model.modules():
+        base = getattr(outer, "base_layer", None)
+        if isinstance(base, nn.Module):
+            found.update(dict.fromkeys(set(outer.modules()) - set(base.modules()), outer))
+    return found
+
+
+def _width(module: nn.Module) -> tuple[int, int]:
+    """The sizes of a linear layer's input and output."""
+    rows, cols = module.weight.shape  # type: ignore[misc]
+    return (cols, rows) if rule_for(module) is linear else (rows, cols)
 
 
 def described(chosen: Mapping[str, Tensor]) -> list[str]:
