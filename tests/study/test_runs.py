@@ -250,6 +250,18 @@ def test_each_at_its_own_rate(tmp_path: Path) -> None:
         run(replace(config, arms=("grab", "retrain")), tmp_path / "other")
 
 
+def test_an_order_preconditioned_by_the_optimizer(tmp_path: Path) -> None:
+    """Another order than by raw gradients, from the second epoch on; SGD has nothing to scale by."""
+    config = replace(DIGITS, arms=("grab-pair", "grab-pair-precond"), optimizer="adamw")
+    assert set(run(config, tmp_path).states.values()) == {"done"}
+    plain, scaled = (record(tmp_path, arm) for arm in config.arms)
+    assert scaled[0]["label"] == "GraB, pairs, preconditioned"
+    assert plain[2]["train_loss"] == scaled[2]["train_loss"]
+    assert plain[-2]["train_loss"] != scaled[-2]["train_loss"]
+    failed = run(replace(config, arms=("grab-precond",), optimizer="sgd"), tmp_path / "sgd").failed
+    assert "SGD" in str(failed)
+
+
 def test_the_best_rate() -> None:
     assert best_rate({0.1: [0.25, 0.5], 0.01: [0.375, 0.375], 0.001: [0.1, None]}) == 0.1  # equal: the larger
     assert best_rate({0.01: [0.375, 0.375], 0.1: [0.25, 0.5]}) == 0.1

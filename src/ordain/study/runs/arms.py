@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from ordain.study.runs.multi_rank import PATIENCE
 
 BASELINE = "rr"
 SOURCE, RETRAIN = "grab", "retrain"  # "retrain" reuses the last order of SOURCE
-_AVERAGED = "-ema"  # at the end of an order's name
+_AVERAGED, _PRECONDITIONED = "-ema", "-precond"  # at the end of an order's name
 STORING = ("greedy", "herding")  # orders that store n gradients
 _DIGITS = 9  # at most, in a unit's size
 _PROCESSES = re.compile(r"([2-9]|[1-9][0-9]{1,3})(-independent)?", re.ASCII)
@@ -72,6 +73,7 @@ class Arm:
     ranks: int = 1  # processes that train together
     mode: Mode = "exact"  # how the order works with the other ranks
     averaged: bool = False  # evaluate an exponential moving average of the weights
+    preconditioned: bool = False  # order by gradients as the optimizer scales them
 
     @property
     def is_permutation(self) -> bool:
@@ -95,12 +97,13 @@ def parse(name: str, *, group: int = 1) -> Arm:
     units, plus, processes = name.partition("+")
     order, at, size = units.partition("@")
     averaged, order = order.endswith(_AVERAGED), order.removesuffix(_AVERAGED)
+    preconditioned, order = order.endswith(_PRECONDITIONED), order.removesuffix(_PRECONDITIONED)
     if order not in ORDERS:
         raise InputError(
             f"the order {name!r}",
             expected=f"one of {', '.join(ORDERS)}",
             remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks, rr-ema to "
-            "evaluate averaged weights.",
+            "evaluate averaged weights, grab-precond to order by gradients as AdamW scales them.",
         )
     if at:
         if not size.isascii() or not size.isdigit() or len(size) > _DIGITS or int(size) < 1:
@@ -122,11 +125,12 @@ def parse(name: str, *, group: int = 1) -> Arm:
         )
     ranks = int(together[1]) if together else 1
     mode: Mode = "independent" if together and together[2] else "exact"
-    label = recipe.label + (", averaged weights" if averaged else "") + (f", units of {group}" if at else "")
+    label = recipe.label + (", preconditioned" if preconditioned else "") + (", averaged weights" if averaged else "")
+    label += f", units of {group}" if at else ""
     if ranks > 1:
         label += f", {ranks} ranks" + ("" if mode == "exact" else f" ({mode})")
     shares_first = recipe.is_permutation and not recipe.needs_labels and mode != "independent"
-    return Arm(name, order, label, group, shares_first, ranks, mode, averaged)
+    return Arm(name, order, label, group, shares_first, ranks, mode, averaged, preconditioned)
 
 
 def on_ranks(arms: Sequence[str], ranks: Sequence[int], mode: str = "exact") -> tuple[str, ...]:
@@ -149,6 +153,7 @@ def build_order(
     seed: int,
     memory_limit: int,
     labels: Tensor | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     fixed: NDArray[Any] | None = None,
 ) -> Order:
     """Build the order of an arm.
@@ -160,12 +165,14 @@ def build_order(
         seed: of the job.
         memory_limit: bytes that Greedy and Herding may store.
         labels: ``[n]``, the class of each example; None for a task without classes.
+        optimizer: what trains the model: some arms order by gradients as it scales them.
         fixed: the permutation used by ``"retrain"``.
     """
     if fixed is not None:
         return FixedOrder(fixed)
     more: dict[str, Any] = {"memory_limit": memory_limit} if arm.order in STORING else {}
     more |= {"labels": labels} if arm.needs_labels else {}
+    more |= {"precondition": optimizer} if arm.preconditioned else {}
     more["distributed"] = Distributed(mode=arm.mode, timeout=PATIENCE) if arm.ranks > 1 else False
     return ORDERS[arm.order].build(model, n, seed=seed, group=arm.group, **more)
 

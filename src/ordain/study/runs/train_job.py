@@ -184,6 +184,7 @@ class _Training:
         n, model = len(problem.train_x), problem.build(job.seed).train()
         parallel = ranks.parallel(problem, model, config.batch_size)
         fixed = kept_order(job.source(), out) if job.arm == RETRAIN else None
+        optimizer = make_optimizer(model, config, job.lr)
         order = build_order(
             arm,
             parallel,
@@ -191,11 +192,11 @@ class _Training:
             seed=job.seed,
             memory_limit=config.memory_limit,
             labels=problem.labels,
+            optimizer=optimizer,
             fixed=fixed,
         )
         if saved is None and not ranks.rank:
             check_seed(out, job.seed, model, order if arm.shares_first else None)
-        optimizer = make_optimizer(model, config, job.lr)
         decay = make_decay(optimizer, task.setting.config, n)
         schedule = make_plateau(optimizer) if config.plateau and decay is None else None
         average = None
