@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from ordain import herding
 from ordain.balancing.state import broken, check_vectors
 from ordain.balancing.step import ASIDE, Decision
-from ordain.errors import GradientError, InputError, MemoryLimitError
+from ordain.errors import GradientError, InputError, MemoryLimitError, StepError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import scratch, shrinking
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.cursor import Cursor
 from ordain.orders.order import Order
+from ordain.orders.report import Report, report
 from ordain.orders.saved_state import State, array
 from ordain.orders.sign_log import OrderLog, Settle
 from ordain.orders.units import Indices
@@ -73,6 +74,18 @@ class Herding(Order):
                 loss_fn(model(x), y).backward(); order.step(); model.zero_grad()
         """
         return self._herding.rehearsal(self._cursor, type(self).__name__)
+
+    def report(self) -> Report:
+        """At the end of an epoch, before the next one begins: what its gradients say about ordering.
+
+        >>> import torch
+        >>> order = Herding(None, 4, seed=1)
+        >>> indices = list(order.sampler)
+        >>> order.observe(torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]))
+        >>> order.report().noise
+        1.0
+        """
+        return self._herding.report(self._cursor.epoch, seed=self.seed)
 
 
 class Greedy(Order):
@@ -165,10 +178,15 @@ class HerdingLearner:
     def choose(self) -> Indices:
         return self._arrangement.order if self._fresh else self._herded()  # Alg. 2: sigma_{k+1}
 
+    def _complete(self) -> NDArray[np.bool_]:
+        """By slot: whether all gradients of the unit are stored."""
+        sizes = self._arrangement.sizes(np.arange(len(self._counts)))
+        complete: NDArray[np.bool_] = (self._counts == sizes) & (self._arrangement.places != ASIDE)
+        return complete
+
     def _herded(self) -> Indices:
         """Herd the units whose gradients are complete; the others go in the middle, in their order."""
-        order, places = self._arrangement.order, self._arrangement.places
-        complete = (self._counts == self._arrangement.sizes(np.arange(len(order)))) & (places != ASIDE)
+        order, complete = self._arrangement.order, self._complete()
         known = np.flatnonzero(complete)
         if not len(known) or self._stored is None:
             return order
@@ -182,6 +200,17 @@ class HerdingLearner:
         sigma = order[known[found]]
         half = len(sigma) // 2
         return np.concatenate([sigma[:half], order[~complete], sigma[half:]])
+
+    def report(self, epoch: int, *, seed: int) -> Report:
+        """See :meth:`Herding.report`."""
+        known = np.flatnonzero(self._complete())
+        if self._stored is None or len(known) < len(self._counts) / 2:
+            raise StepError(
+                f"report() with {len(known)} of {len(self._counts)} gradients of epoch {epoch} observed",
+                expected="a whole epoch of them, and the next one not begun",
+                remedy="Call it after the loop over the loader, in an epoch that learns.",
+            )
+        return report(epoch, self._stored[torch.from_numpy(known)], seed=seed)
 
     def next_epoch(self) -> None:
         self._counts[:] = 0
