@@ -31,7 +31,7 @@ class Intake:
         self.sketch, self._precondition = sketch, precondition
         self._given = self._coming = given
         self._fixed = given is not None
-        self.passive = self._fixed and sketch is None
+        self.passive = self._fixed and sketch is None and precondition is None
 
     @property
     def dim(self) -> int | None:

@@ -446,7 +446,7 @@ class Order:
                 batch, slots = arrangement.live(batch, slots)
             if len(slots):
                 try:
-                    batch = self._intake.learned(batch)
+                    batch = batch if self._intake.passive else self._intake.learned(batch)
                     decision = self._learner.learn(batch, slots, whole_units=whole, epoch=cursor.epoch)
                 except BaseException:
                     arrangement.set_aside(self._learner.abandoned())
