@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-nightly lint bench bench-peers clean
+.PHONY: demo test test-nightly lint docs bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/ordain demo --out demo-out
@@ -24,6 +24,10 @@ lint: $(READY)
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports --no-cache
 
+# The site, in site/: open site/index.html. Warnings are errors: broken links, missing names.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
@@ -42,4 +46,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .peers demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers demo-out site .pytest_cache .mypy_cache .ruff_cache .hypothesis

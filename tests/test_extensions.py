@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import operator
-import re
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +18,6 @@ from ordain import Balancer, Deterministic, Every, GraB, Order, Schedule, Until,
 from ordain.balancing import Decision
 from ordain.errors import InputError, StateError
 from ordain.gradients import Gradients
-from ordain.gradients.rules import registry
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.sign_log import OrderLog, Settle
 
@@ -326,22 +323,3 @@ def test_an_order_that_learns() -> None:
     assert run_epoch(other, field, 1, 4) == wanted[1][8:]
     assert run_epoch(other, field, 2, 4) == wanted[2]
     assert [other.history(epoch).tolist() for epoch in range(3)] == wanted[:3]
-
-
-# --- the page that shows them ---------------------------------------------------------------------
-
-
-def test_the_code_of_the_page_runs() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(blocks) == 5
-    try:
-        for block in blocks:
-            names: dict[str, Any] = {}
-            exec(block, names)  # noqa: S102
-            if "order" in names:
-                assert is_permutation(list(names["order"].sampler), 100)
-        assert len(names["first"]) == 5
-    finally:
-        for kind in [kind for kind in registry.RULES if getattr(kind, "__name__", "") == "Scale"]:
-            del registry.RULES[kind]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from ordain import GraB, _rng, reference
 from ordain.balancing import Deterministic
+from ordain.kernels.signs import announce
 
 
 def gradients(a, b, biased):
@@ -99,3 +103,25 @@ def test_a_gradient_changed_behind_the_back_is_not_believed(change):
     touched, plain = run(CHANGES[change]), run(lambda model: None)
     torch.testing.assert_close(touched.state_dict()["vectors"]["table"], plain.state_dict()["vectors"]["table"])
     assert touched.history(2).tolist() == plain.history(2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("files", "lines"), [((), 1), (("linear_layer.other-1.py311.nbi",), 1), (("m.loop-1.py311.nbi",), 0)]
+)
+def test_a_long_compilation_is_announced_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: tuple[str, ...], lines: int
+) -> None:
+    def loop() -> None: ...
+
+    for name in files:
+        (tmp_path / name).touch()
+    loop.stats = SimpleNamespace(cache_path=str(tmp_path))  # type: ignore[attr-defined]
+    announce(loop)
+    assert [record.name for record in caplog.records] == ["ordain"] * lines
+
+
+def test_without_a_cache_every_process_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    announce(SimpleNamespace(stats=SimpleNamespace(cache_path=None), __name__="loop"))
+    assert "in every process" in caplog.text
+    announce(announce)  # a plain function: Numba is switched off
+    assert len(caplog.records) == 1

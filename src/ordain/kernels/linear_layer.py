@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordain.kernels import CANCELLED
-from ordain.kernels.signs import FAILED, UNSURE, compile_loop, decide
+from ordain.kernels.signs import FAILED, UNSURE, announce, compile_loop, decide
 
 
 @compile_loop
@@ -141,3 +141,6 @@ def _largest(signed: NDArray[Any], mean: NDArray[Any], surplus: float) -> float:
     for t in range(len(signed)):
         found = max(found, abs(signed[t] - times * mean[t]))
     return float(found)
+
+
+announce(layer_signs)  # this module is imported when the loop is needed

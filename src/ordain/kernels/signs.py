@@ -8,8 +8,10 @@ balancer's own (the walk's running bound on |z|; kernel halving's sigma^2).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -32,6 +34,14 @@ def compile_loop(function: Function) -> Function:
         return cast("Function", numba.njit(cache=True, fastmath=_FASTMATH)(function))
     except RuntimeError:  # no folder that the cache may be written to
         return cast("Function", numba.njit(fastmath=_FASTMATH)(function))
+
+
+def announce(loop: Any) -> None:
+    """Log one line before a compilation that takes seconds, unless an earlier process left its result on disk."""
+    stats = getattr(loop, "stats", None)  # None: Numba is switched off
+    if stats is not None and not (stats.cache_path and any(Path(stats.cache_path).glob(f"*.{loop.__name__}-*.nbi"))):
+        kept = "the result is kept on disk" if stats.cache_path else "in every process, because no cache can be written"
+        logging.getLogger("ordain").warning("compiling a loop, which takes about 5 seconds: %s", kept)
 
 
 @compile_loop
