@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 import ordain
+import ordain_cli
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.study import cli
 from ordain.study.commands.terminal import plain_errors
@@ -61,9 +64,25 @@ def test_herd_prints_the_objective_before_and_after(vectors: Path, out: Path) ->
     lines = call("herd", vectors, "--out", out).stdout.splitlines()
     z, order = np.load(vectors), np.load(out)
     assert lines[0] == "201 vectors of 7 numbers"
-    for line, norm in zip(lines[2:], (np.inf, 2), strict=True):
+    assert lines[4:] == [f"The order, 201 row indices: {out}"]
+    for line, norm in zip(lines[2:4], (np.inf, 2), strict=True):
         before, after = herding.herding_objective(z, norm=norm), herding.herding_objective(z, order, norm=norm)
         assert line.split()[-3:] == [f"{before:.6g}", f"{after:.6g}", f"{before / after:.1f}x"]
+
+
+def test_herd_without_an_output_writes_nothing(vectors: Path, out: Path) -> None:
+    told = call("herd", vectors, "--out", out).stdout.splitlines()
+    out.unlink()
+    result = call("herd", vectors)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [*told[:4], "To keep the order: --out order.npy"]
+    assert [path.name for path in vectors.parent.iterdir()] == ["vectors.npy"]
+
+
+@pytest.mark.parametrize("name", ["order.txt", "order.csv", "order"])
+def test_an_order_is_not_written_as_text(vectors: Path, name: str) -> None:
+    refused(call("herd", vectors, "--out", vectors.with_name(name)), name, "ends in .npy", "np.load()")
+    assert [path.name for path in vectors.parent.iterdir()] == ["vectors.npy"]
 
 
 def test_herd_reads_the_file_in_place(vectors: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +177,8 @@ def test_unknown_balancer(vectors: Path, out: Path) -> None:
 def test_output_that_cannot_be_written(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(herding, "herd", lambda *_, **__: pytest.fail("worked before it looked"))
     refused(call("herd", vectors, "--out", tmp_path / "no" / "order.npy"), "No such folder")
-    refused(call("herd", vectors, "--out", tmp_path), "Is a directory")
+    (tmp_path / "folder.npy").mkdir()
+    refused(call("herd", vectors, "--out", tmp_path / "folder.npy"), "Is a directory")
     refused(call("herd", vectors, "--out", vectors / "order.npy"), "No such folder")
 
 
@@ -194,16 +214,61 @@ def test_version() -> None:
     assert call("--version").stdout == f"ordain {ordain.__version__}\n"
 
 
-def test_no_arguments_show_help() -> None:
-    result = call()
-    assert "herd" in result.output
-    assert "demo" in result.output
+def started(*words: str, blocked: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, without some packages. Its last line lists what it has imported of torch."""
+    code = (
+        f"import sys; sys.argv = {['ordain', *words]!r}; sys.modules |= dict.fromkeys({blocked!r})\n"
+        "import atexit; atexit.register(lambda: print([name for name in ('torch', 'numpy') if name in sys.modules]))\n"
+        "import ordain_cli; ordain_cli.main()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ()])
+def test_help_and_version_need_neither_torch_nor_the_study(words: tuple[str, ...]) -> None:
+    found = started(*words, blocked=("typer", "rich", "matplotlib"))
+    assert found.returncode == 0, found.stderr
+    *lines, imported = found.stdout.splitlines()
+    assert imported == "[]"
+    if words == ("--version",):
+        assert lines == [f"ordain {ordain.__version__}"]
+    else:
+        assert lines[0] == "Usage: ordain [OPTIONS] COMMAND [ARGS]..."
+        assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 : -3]] == [*ordain_cli.COMMANDS]
+
+
+def test_a_command_without_the_study_says_what_to_install() -> None:
+    found = started("tasks", blocked=("typer",))
+    assert found.returncode == 1
+    assert found.stderr == "ordain: the command needs 'typer'. Install it with: pip install 'ordain[study]'\n"
+
+
+def test_the_help_lists_the_commands_with_their_own_words() -> None:
+    commands = typer.main.get_command(cli.app).commands
+    assert {name: command.help.splitlines()[0] for name, command in commands.items()} == ordain_cli.COMMANDS
+    assert ordain_cli.ABOUT in call("--help").stdout
+    assert set(re.findall("^  (--[a-z-]+) ", call("--help").stdout, re.M)) == set(
+        re.findall("^  (--[a-z-]+) ", started("--help").stdout, re.M)
+    )
 
 
 def test_module_runs() -> None:
     words = [sys.executable, "-m", "ordain", "--version"]
     found = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
     assert found.stdout == f"ordain {ordain.__version__}\n"
+
+
+def test_brackets_in_help_texts_are_shown() -> None:
+    assert "[n, d] array" in call("herd", "--help").stdout
+    assert "[default: $ORDAIN_DATA, or a cache]" in " ".join(call("data", "list", "--help").stdout.split())
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("ordain ru", ["run"]), ("ordain run --prot", ["--protocol"])])
+def test_the_shell_completes(typed: str, offered: list[str]) -> None:
+    words = typed.split()
+    environment = {"_ORDAIN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    result = CliRunner().invoke(cli.app, [], prog_name="ordain", env=environment)
+    assert result.stdout.split() == offered
 
 
 def test_names_that_cannot_be_written(vectors: Path, out: Path, tmp_path: Path) -> None:

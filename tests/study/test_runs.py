@@ -518,9 +518,32 @@ def test_a_failing_job_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch
 
 def test_vector_studies_are_dispatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(vectors, "run_study", lambda *words, report, **options: seen.append((*words, options)))
-    assert call("run", "statement1", "--out", tmp_path, "--seeds", 2, "--quick").exit_code == 0
+    original = vectors.run_study
+
+    def run_study(*words: Any, report: Any, **options: Any) -> None:
+        seen.append((*words, options))
+        original(*words, report=report, **options)
+
+    monkeypatch.setattr(vectors, "run_study", run_study)
+    result = call("run", "statement1", "--out", tmp_path, "--seeds", 2, "--quick")
+    assert result.exit_code == 0, result.output
     assert seen == [("statement1", tmp_path, {"seeds": 2, "quick": True})]
+    sentences = vectors.STUDIES["statement1"].sentences(tmp_path)
+    said = [*sentences, f"Next, the report with its figures: ordain report {tmp_path}"]
+    assert result.stdout.splitlines() == said
+
+
+def test_a_run_ends_with_its_results_and_the_next_command(tmp_path: Path) -> None:
+    words = ("run", "digits", *SMALL, "--orders", "rr,grab", "--out", tmp_path / "a run")
+    first, again = call(*words), call(*words)
+    assert first.exit_code == again.exit_code == 0
+    assert first.stdout.startswith("digits: 2 done. ")
+    assert again.stdout.startswith("digits: 2 finished earlier. ")
+    assert first.stdout.splitlines()[1:] == again.stdout.splitlines()[1:]
+    assert f"{record(tmp_path / 'a run', 'grab')[-2]['train_loss']:.3f}"[:-1] in first.stdout
+    assert "random" in first.stdout
+    told = f"Next, the report with its figures: ordain report '{tmp_path / 'a run'}'"
+    assert first.stdout.splitlines()[-1] == told
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 import ordain
+import ordain_cli
 from ordain.study.commands.listing_commands import data, tasks
 from ordain.study.commands.report_commands import claims, demo, pack, report
 from ordain.study.commands.run_command import run
 from ordain.study.commands.vector_commands import herd, simulate_ranks
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Without rich's markup, which would take the [n, d] of a help text for a style.
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _show_version(asked: bool) -> None:
@@ -21,13 +23,13 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ordain_cli.ABOUT)
 def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Better orders in which to visit training data than random reshuffling."""
+    """Options before the command."""
 
 
 for command in (herd, demo, report, claims, pack, run, simulate_ranks, tasks):

@@ -17,7 +17,9 @@ from ordain.study.progress import reporting
 
 GRAB_COST = "1.6 to 2.4"  # the range in the table of docs/gradients.md, also in the README
 
-data = typer.Typer(no_args_is_help=True, help="List the data sets of the study and download them.")
+data = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List the data sets of the study and download them."
+)
 
 _Folder = Annotated[
     Path | None, typer.Option("--data-dir", help="The folder of all data sets.  [default: $ORDAIN_DATA, or a cache]")
@@ -25,7 +27,7 @@ _Folder = Annotated[
 
 
 def tasks() -> None:
-    """List the tasks that ``ordain run`` trains."""
+    """List the tasks that ordain run trains."""
     from ordain.study.runs.config import ABLATIONS
     from ordain.study.tasks import TASKS
     from ordain.study.vectors import STUDIES

@@ -7,21 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.commands.terminal import compared, plain_errors, show
 from ordain.study.progress import displaying
-
-_SHOWN = (
-    "order",
-    "verdict",
-    "final train loss",
-    "test acc. %",
-    "epochs to RR's best",
-    "time / RR",
-    "order's state",
-    "p",
-)
 
 
 def demo(
@@ -38,13 +26,9 @@ def demo(
         with displaying(epochs) as report:
             content = write_demo(out, demo_config(seeds=seeds, epochs=epochs), report=report, command=command)
     (numbers,) = content.tables
-    places = [place for place, heading in enumerate(numbers.headings) if heading in _SHOWN]
     counts = f"{counted(epochs, 'epoch')}, {counted(seeds, 'seed')}"
-    table = Table(*(numbers.headings[place] for place in places), title=f"Digits, learning rate {RATE:g}, {counts}")
-    for row in numbers.rows:
-        table.add_row(*(row[place] for place in places))
     show(
-        table,
+        compared(numbers.headings, numbers.rows, title=f"Digits, learning rate {RATE:g}, {counts}"),
         "An illustration: all orders use the same learning rate, not their best. p: paired t-test of the final train "
         f"loss against RR's; a verdict requires p < 0.01 and five seeds. The page: {out / 'index.html'}",
         numbers_from=2,

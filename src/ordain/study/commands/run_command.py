@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ordain.errors import InputError
-from ordain.study.commands.terminal import plain_errors
+from ordain.study.commands.terminal import compared, plain_errors, show
 from ordain.study.progress import displaying, reporting
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ def run(
             _refuse_others(context, name, {"name", "out", "seeds", "quick"})
         with plain_errors(), _stoppable(folder), reporting(name, lines=True) as tell:
             run_study(name, folder, report=tell, seeds=seeds, quick=quick)
+        with plain_errors():
+            for sentence in STUDIES[name].sentences(folder):
+                typer.echo(sentence)
+        _tell_next(folder)
         return
     with plain_errors():
         ablation = ABLATIONS.get(name)
@@ -189,3 +193,22 @@ def _tell(outcome: Outcome, config: RunConfig, folder: Path) -> None:
         typer.echo(f"ordain: {job} failed: {trace.strip().splitlines()[-1]}", err=True)
     if outcome.failed:
         typer.echo("ordain: run the same command to retry failed jobs.", err=True)
+    if outcome.states or outcome.before:
+        with plain_errors():
+            _show_results(folder)
+        _tell_next(folder)
+
+
+def _show_results(folder: Path) -> None:
+    """Print the table of each view of the report."""
+    from ordain.study.report.training_content import numbers_table  # these import pandas, matplotlib and scipy
+    from ordain.study.report.views import views, with_missing_arms
+    from ordain.study.runs.records import read_run
+
+    for view in views(with_missing_arms(read_run(folder))):
+        numbers = numbers_table(view)
+        show(compared(numbers.headings, numbers.rows, title=numbers.title), numbers_from=2)
+
+
+def _tell_next(folder: Path) -> None:
+    typer.echo(f"Next, the report with its figures: {shlex.join(['ordain', 'report', str(folder)])}")

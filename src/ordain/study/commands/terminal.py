@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
@@ -12,6 +12,17 @@ from rich.table import Table
 from ordain.errors import OrdainError
 
 _WIDTH = 130  # columns, if the output is not a terminal
+_COMPARED = (  # of the columns of a report
+    "order",
+    "rate",
+    "verdict",
+    "final train loss",
+    "test acc. %",
+    "epochs to RR's best",
+    "time / RR",
+    "order's state",
+    "p",
+)
 
 
 @contextmanager
@@ -29,6 +40,15 @@ def plain_errors() -> Iterator[None]:
         return
     typer.echo(f"ordain: {message}", err=True)
     raise typer.Exit(2)
+
+
+def compared(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
+    """The columns of a report's table that fit a terminal."""
+    places = [place for place, heading in enumerate(headings) if heading in _COMPARED]
+    table = Table(*(headings[place] for place in places), title=title)
+    for row in rows:
+        table.add_row(*(row[place] for place in places))
+    return table
 
 
 def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:

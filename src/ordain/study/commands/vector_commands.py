@@ -26,7 +26,7 @@ _BALANCERS: dict[str, Balancer] = {
 
 def herd(
     vectors: Annotated[Path, typer.Argument(help="A .npy file with an [n, d] array, one vector per row.")],
-    out: Annotated[Path, typer.Option(help="Output .npy file for the order: n row indices.")],
+    out: Annotated[Path | None, typer.Option(help="Output .npy file for the order: n row indices.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the prefix sum norms.")] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds of balancing and reordering.")] = 10,
     balancer: Annotated[
@@ -45,15 +45,19 @@ def herd(
         if len(set(paths)) < len(paths):
             expected = "different files for input and outputs"
             raise InputError("one path twice", expected=expected, remedy="Change --out or --plot.")
+        if out and out.suffix.lower() != ".npy":
+            came, remedy = f"--out {out}", "The order is written by np.save(); read it with np.load()."
+            raise InputError(came, expected="a name that ends in .npy", remedy=remedy)
         z = read_vectors(vectors)
-        order_file = files.enter_context(replacing(out))
+        order_file = files.enter_context(replacing(out)) if out else None
         plot_file = files.enter_context(replacing(plot)) if plot else None
         with reporting("herding") as report:
             order = herding.herd(
                 z, rounds=rounds, balancer=_BALANCERS[balancer], centering=centering, seed=seed, progress=report
             )
         before, after = herding.prefix_norms(z), herding.prefix_norms(z, order)
-        np.save(order_file, order)
+        if order_file:
+            np.save(order_file, order)
         if plot_file:
             from ordain.study.prefix import prefix_figure  # matplotlib takes a while to import
             from ordain.study.style import png
@@ -67,6 +71,9 @@ def herd(
         objective = herding.herding_objective(z), herding.herding_objective(z, order)
         typer.echo(_compared("herding objective (l-inf)", *objective))
         typer.echo(_compared("l2 norm", float(before.max()), float(after.max())))
+    typer.echo(f"The order, {len(z):,} row indices: {out}" if out else "To keep the order: --out order.npy")
+    if plot:
+        typer.echo(f"The plot: {plot}")
 
 
 def _compared(what: str, before: float, after: float) -> str:
@@ -82,7 +89,7 @@ def simulate_ranks(
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default 2.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use small sizes.")] = False,
 ) -> None:
-    """Simulate ranks that order one data set together: how good their order is, and what they send for it."""
+    """Simulate ranks that order one data set together: how good their order is, and what they send."""
     from ordain.study.vectors import STUDIES, run_study
     from ordain.study.vectors.rank_figures import traffic_table
 

@@ -53,7 +53,7 @@ def training_content(run: Run) -> Content:
         warnings=_warnings(run, found, out),
         tellings=[_telling(run, view) for view in found],
         sections=[section for section in (*curves, ranks, costs) if section and section.figures],
-        tables=[*(_table(view) for view in found), *(table for table in more if table)],
+        tables=[*map(numbers_table, found), *(table for table in more if table)],
         problems=_problem_table(out) if out else None,
         explained=True,
         made_with=made_with(run.header),
@@ -76,7 +76,8 @@ def _held(row: Row) -> Sentence:
     return Sentence("said", capital(row.label), f"the order's state takes {bytes_text(row.order_bytes)}{job}.")
 
 
-def _table(view: View) -> Table:
+def numbers_table(view: View) -> Table:
+    """The numbers of each arm of a view."""
     table = rows(view)
     lines = cells(table)
     told = [place for place in range(len(COLUMNS)) if any(line[place] != NOTHING for line in lines)]
