@@ -117,7 +117,7 @@ def test_killed_damaged_and_gone_on_with(whole: Path, tmp_path: Path) -> None:
     lines = lost.record(whole).read_bytes().splitlines(keepends=True)
     lost.record(tmp_path).write_bytes(b"".join(lines[:3]))
     lost.checkpoint(tmp_path).parent.mkdir(parents=True)
-    empty = dict.fromkeys(("model", "optimizer", "schedule", "order"), None)
+    empty = dict.fromkeys(("model", "optimizer", "schedule", "decay", "average", "order"), None)
     torch.save({"epoch": 1, "lines": 3, **empty}, lost.checkpoint(tmp_path))
     heard: list[tuple[str, str]] = []
     outcome = run(

@@ -179,7 +179,9 @@ def test_decay_and_averaged_weights(decay: Any, tmp_path: Path) -> None:
     assert json.loads(job.record(tmp_path / "whole").read_text().splitlines()[-2])["train_loss"] == pytest.approx(loss)
     with pytest.raises(Killed):
         run(config, tmp_path / "cut", report=killing(job, ("checkpoint", 2)), checkpoint_every=0.0)
-    run(config, tmp_path / "cut")
+    heard: list[tuple[str, int]] = []
+    run(config, tmp_path / "cut", report=lambda progress: heard.append((progress.message.kind, progress.message.epoch)))
+    assert [epoch for kind, epoch in heard if kind == "epoch"] == [3, 4]
     assert repeatable(tmp_path / "cut") == repeatable(tmp_path / "whole")
 
 

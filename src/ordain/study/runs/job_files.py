@@ -21,7 +21,7 @@ from ordain.study.runs.job import Job
 from ordain.study.strict_json import validated
 
 _SHARE = 20
-_KEYS = {"epoch", "lines", "model", "optimizer", "schedule", "order"}
+_KEYS = {"epoch", "lines", "model", "optimizer", "schedule", "decay", "average", "order"}
 
 
 class DamagedCheckpointError(Exception):
