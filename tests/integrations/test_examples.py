@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
-import subprocess
 import sys
+import warnings
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launched import TIMEOUT, launched
+import torch
+from launched import launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(name: str, folder: Path | None, *words: str, ranks: int = 1, forked: bool = True) -> list[str]:
-    assert len((EXAMPLES / name).read_text().splitlines()) <= 80
+def ran(name: str, folder: Path | None, *words: str, ranks: int = 1) -> list[str]:
+    """What it prints. One process is this one: importing torch and a framework again would take most of the time."""
+    path = EXAMPLES / name
+    assert len(path.read_text().splitlines()) <= 80
     words = (*(("--out", str(folder)) if folder else ()), *words)
-    if forked:
-        ended = launched(EXAMPLES / name, *words, ranks=ranks)
-    else:  # JAX has threads
-        command = [sys.executable, str(EXAMPLES / name), *words]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()
+    if ranks > 1:
+        ended = launched(path, *words, ranks=ranks)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.splitlines()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        torch.random.fork_rng(),
+        redirect_stdout(StringIO()) as said,
+    ):
+        warnings.simplefilter("ignore")  # those of frameworks, which a user sees or not
+        patch.setattr(sys, "argv", [str(path), *words])
+        runpy.run_path(str(path), run_name="__main__")
+    return said.getvalue().splitlines()
 
 
 def test_trainer(tmp_path: Path) -> None:
@@ -62,8 +75,8 @@ def test_token_blocks(tmp_path: Path) -> None:
 def test_jax(tmp_path: Path) -> None:
     for package in ("jax", "optax"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    first = ran("jax_mnist.py", tmp_path, "--epochs", "1", forked=False)
-    second = ran("jax_mnist.py", tmp_path, "--epochs", "2", "--resume", forked=False)
+    first = ran("jax_mnist.py", tmp_path, "--epochs", "1")
+    second = ran("jax_mnist.py", tmp_path, "--epochs", "2", "--resume")
     told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in (*first, *second)]
     assert [match and match[1] for match in told] == ["1", "2"]
     assert all(match and float(match[2]) < limit for match, limit in zip(told, (2.3, 0.5), strict=True))
