@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import reference_orders
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.data import Dataset, IterableDataset
 
 for package in ("transformers", "accelerate"):
@@ -210,6 +211,39 @@ def test_what_changes_no_order(options: dict[str, Any], tmp_path: Path) -> None:
     other.train()
     assert orders(one) == orders(other)
     assert torch.equal(weights(one), weights(other))
+
+
+def test_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TrainingArguments write torch_compile into the environment, where every later Trainer finds it."""
+    torch._dynamo.reset()
+    counters.clear()
+    one = trainer_of("gpt2", tmp_path)
+    one.train()
+    assert not counters["stats"]["unique_graphs"]
+    with monkeypatch.context() as environment:
+        environment.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # so that it is put back
+        environment.setenv("ACCELERATE_DYNAMO_MODE", "default")
+        other = trainer_of("gpt2", tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+        other.train()
+    assert counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    trainer_of("gpt2", tmp_path).train()  # what Accelerate's processes share is as it was
+    assert not counters["stats"]["unique_graphs"]
+    assert orders(one) == orders(other)
+    torch.testing.assert_close(weights(one), weights(other))
+
+
+def test_a_gradient_scaler(tmp_path: Path) -> None:
+    """As fp16=True has it, without a GPU. Its scale is a power of two, and changes in mid-epoch."""
+    options = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
+    plain, scaled = (trainer_of("llama", tmp_path, GraB, **options) for _ in range(2))
+    scaled.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    plain.train()
+    scaled.train()
+    assert orders(scaled) == orders(plain)
+    torch.testing.assert_close(weights(scaled), weights(plain))
+    assert scaler.get_scale() > 2.0**13
 
 
 def test_bf16(tmp_path: Path) -> None:

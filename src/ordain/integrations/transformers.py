@@ -113,10 +113,11 @@ class OrderedMixin:
     def _loss_scale(self, size: int, items: Any) -> float:
         """What the trainer multiplied the mean loss of this micro-batch by, or of its items (tokens) the sum / size."""
         trainer: Any = self
-        scale = 1.0
+        scaler = trainer.accelerator.scaler  # fp16=True
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
         takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
         if takes and items is not None and trainer.args.average_tokens_across_devices:
-            scale = float(trainer.accelerator.num_processes)
+            scale *= float(trainer.accelerator.num_processes)
         if self._counted:
             return scale * size / float(items)
         scaled = getattr(trainer, "loss_is_scaled_for_ga", None)  # said outright by newer versions
