@@ -96,28 +96,52 @@ def check(build: Callable[[], nn.Module], centering: Any, params: Any, *, first:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["compiled, then ordered", "ordered, then compiled"])
-@pytest.mark.parametrize("centering", ["mean", "pair"])
-def test_a_head_that_is_named_leaves_two_graphs(centering: str, first: bool) -> None:
-    check(Net, centering, "out", first=first)
+@pytest.mark.parametrize(("params", "centering"), [("out", "mean"), ("out", "pair"), ("head", "mean")])
+def test_a_head_leaves_two_graphs(params: str, centering: str, first: bool) -> None:
+    check(Net, centering, params, first=first)
     assert counters["stats"]["unique_graphs"] == 2  # what comes before the head, and the head
     assert counters["stats"]["calls_captured"] == 2 * LAYERS + 1  # all of it
 
 
-@pytest.mark.parametrize("centering", ["mean", "pair"])
-def test_a_compiled_front_is_one_graph(centering: str) -> None:
-    check(Front, centering, "out", first=False)
+@pytest.mark.parametrize(("params", "centering"), [("out", "mean"), ("out", "pair"), ("head", "mean")])
+def test_a_compiled_front_is_one_graph(params: str, centering: str) -> None:
+    check(Front, centering, params, first=False)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["compiled, then ordered", "ordered, then compiled"])
-@pytest.mark.parametrize("params", [None, "head"])
-def test_every_layer_may_be_watched(params: str | None, first: bool) -> None:
+def test_every_layer_may_be_watched(first: bool) -> None:
     """A graph for each shape of a layer at most, and none of our own code in any of them."""
     with torch._dynamo.config.patch(recompile_limit=LAYERS + 3):
-        check(Net, "pair", params, first=first)
+        check(Net, "pair", None, first=first)
     assert counters["stats"]["unique_graphs"] <= LAYERS + 3
     assert counters["stats"]["calls_captured"] <= LAYERS + 3
+
+
+def test_the_search_for_a_head_leaves_no_trace() -> None:
+    """The first batch runs twice: statistics and random numbers are those of a model without an order."""
+    x, y = data()
+    ended = []
+    for ordered in (False, True):
+        torch._dynamo.reset()
+        model = make(lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)))
+        order = GraB(model, N, params="head" if ordered else "3")
+        if not ordered:
+            order.detach()
+        called = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        indices = list(iter(order.sampler))
+        for start in range(0, N, SIZE):
+            some = indices[start : start + SIZE]
+            cross_entropy(called(x[some]), y[some]).backward()
+            if ordered:
+                order.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        ended.append(model.state_dict())
+    assert ended[0]["1.num_batches_tracked"] == N // SIZE
+    torch.testing.assert_close(ended[0], ended[1], rtol=0, atol=0)
 
 
 def test_code_from_before_the_order_is_refused_with_a_way_out() -> None:

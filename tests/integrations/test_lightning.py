@@ -15,6 +15,7 @@ pytest.importorskip("lightning", reason="Lightning is not installed")
 
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from ordain import GraB, RandomReshuffling
 from ordain.errors import ArgumentError, InputError, StateError
@@ -134,6 +135,17 @@ def test_resumed(way: str, kind: Any, tmp_path: Path) -> None:
         assert orders(rest) == orders(whole)
         assert torch.equal(rest.net.weight, whole.net.weight)
         assert rest.calls == whole.calls - step * hand.get("accumulate", 1)
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_a_gradient_scaler(manual: bool, tmp_path: Path) -> None:
+    """Its scale is a power of two, and changes in mid-epoch."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    module = fit(Module(manual=manual), tmp_path, plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+    wanted, weight = by_hand()
+    assert orders(module) == wanted
+    torch.testing.assert_close(module.net.weight.detach(), weight)
+    assert scaler.get_scale() > 2.0**13
 
 
 def test_an_order_that_is_passed_in(tmp_path: Path) -> None:

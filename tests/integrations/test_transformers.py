@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import reference_orders
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.data import Dataset, IterableDataset
 
 for package in ("transformers", "accelerate"):
@@ -82,21 +85,28 @@ def by_head(model: nn.Module, n: int) -> GraB:
     return GraB(model, n, params="head")
 
 
-def trainer_of(name: str, folder: Path, order: Any = by_head, kind: Any = OrderedTrainer, **options: Any) -> Any:
-    torch.manual_seed(3)
+def trainer_of(
+    name: str, folder: Path, order: Any = by_head, kind: Any = OrderedTrainer, *, anew: bool = False, **options: Any
+) -> Any:
     build, data, _ = MODELS[name]
+
+    def model() -> nn.Module:
+        torch.manual_seed(3)
+        made: nn.Module = build().double()
+        return made
+
     args = TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=BATCH,
         num_train_epochs=EPOCHS,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        **{"save_strategy": "no", **options},
+        **{"save_strategy": "no", "per_device_train_batch_size": BATCH, **options},
     )
-    more = {"order": order} if order is not None else {}
-    return kind(model=build().double(), args=args, train_dataset=data, eval_dataset=data, **more)
+    more: dict[str, Any] = {"order": order} if order is not None else {}
+    more |= {"model_init": model} if anew else {"model": model()}
+    return kind(args=args, train_dataset=data, eval_dataset=data, **more)
 
 
 def orders(trainer: Any) -> list[list[int]]:
@@ -105,6 +115,10 @@ def orders(trainer: Any) -> list[list[int]]:
 
 def weights(trainer: Any) -> Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def hooks(model: nn.Module) -> list[int]:
+    return [len(vars(module)["_forward_hooks"]) for module in model.modules()]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
@@ -164,6 +178,15 @@ def _stopped_at(step: int) -> Any:
     return Stop()
 
 
+def _broken_at(step: int) -> Any:
+    class Broken(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step:
+                raise RuntimeError("broken")
+
+    return Broken()
+
+
 def test_a_saved_order_is_tensors_numbers_and_strings(tmp_path: Path) -> None:
     trainer = trainer_of("gpt2", tmp_path, save_strategy="epoch")
     trainer.train()
@@ -188,6 +211,39 @@ def test_what_changes_no_order(options: dict[str, Any], tmp_path: Path) -> None:
     other.train()
     assert orders(one) == orders(other)
     assert torch.equal(weights(one), weights(other))
+
+
+def test_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TrainingArguments write torch_compile into the environment, where every later Trainer finds it."""
+    torch._dynamo.reset()
+    counters.clear()
+    one = trainer_of("gpt2", tmp_path)
+    one.train()
+    assert not counters["stats"]["unique_graphs"]
+    with monkeypatch.context() as environment:
+        environment.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # so that it is put back
+        environment.setenv("ACCELERATE_DYNAMO_MODE", "default")
+        other = trainer_of("gpt2", tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+        other.train()
+    assert counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    trainer_of("gpt2", tmp_path).train()  # what Accelerate's processes share is as it was
+    assert not counters["stats"]["unique_graphs"]
+    assert orders(one) == orders(other)
+    torch.testing.assert_close(weights(one), weights(other))
+
+
+def test_a_gradient_scaler(tmp_path: Path) -> None:
+    """As fp16=True has it, without a GPU. Its scale is a power of two, and changes in mid-epoch."""
+    options = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
+    plain, scaled = (trainer_of("llama", tmp_path, GraB, **options) for _ in range(2))
+    scaled.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    plain.train()
+    scaled.train()
+    assert orders(scaled) == orders(plain)
+    torch.testing.assert_close(weights(scaled), weights(plain))
+    assert scaler.get_scale() > 2.0**13
 
 
 def test_bf16(tmp_path: Path) -> None:
@@ -237,11 +293,96 @@ def test_other_trainers_and_factories(tmp_path: Path) -> None:
 
 def test_the_model_comes_back_as_it_was(tmp_path: Path) -> None:
     trainer = trainer_of("gpt2", tmp_path)
-    hooks = [len(vars(module)["_forward_hooks"]) for module in trainer.model.modules()]
+    before = hooks(trainer.model)
     trainer.train()
-    assert [len(vars(module)["_forward_hooks"]) for module in trainer.model.modules()] == hooks
-    trainer.train()  # and again, from the first epoch
-    assert trainer.order.epoch == EPOCHS - 1
+    assert hooks(trainer.model) == before
+    trainer.add_callback(_broken_at(2))
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train()
+    assert hooks(trainer.model) == before
+
+
+def test_trained_twice(tmp_path: Path) -> None:
+    """The second order begins with nothing but the trained model."""
+    options = {"optim": "sgd", "learning_rate": 0.5}
+    twice = trainer_of("gpt2", tmp_path, **options)
+    twice.train()
+    first = orders(twice)
+    once = trainer_of("gpt2", tmp_path, **options)
+    once.model.load_state_dict(deepcopy(twice.model.state_dict()))
+    twice.train()
+    once.train()
+    assert orders(twice) == orders(once) != first
+    assert torch.equal(weights(twice), weights(once))
+
+    kept: list[GraB] = []
+
+    def same(model: nn.Module, n: int) -> GraB:
+        kept.append(kept[0] if kept else GraB(model, n))
+        return kept[-1]
+
+    reused = trainer_of("gpt2", tmp_path, same)
+    reused.train()
+    with pytest.raises(ArgumentError, match=r"order= that makes the same order again.*a new order for each train\(\)"):
+        reused.train()
+
+
+def test_smaller_batches_after_a_lack_of_memory(tmp_path: Path) -> None:
+    """Trainer begins again in the same train(), with the same model."""
+
+    class Lacking(OrderedTrainer):
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            sizes.append(len(inputs["labels"]))
+            if sizes[-1] > 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    sizes: list[int] = []
+    found = trainer_of("gpt2", tmp_path, kind=Lacking, auto_find_batch_size=True, per_device_train_batch_size=4)
+    found.train()
+    wanted = trainer_of("gpt2", tmp_path, per_device_train_batch_size=sizes[-2])
+    wanted.train()
+    assert sizes[0] == 4
+    assert orders(found) == orders(wanted)
+
+
+def test_each_trial_of_a_search_has_a_model_and_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As optuna runs them, without optuna: other rates and batches, checkpoints in other folders, one that breaks."""
+    tried = [{"learning_rate": 0.1}, {"learning_rate": 0.01}, {"learning_rate": 0.1, "per_device_train_batch_size": 3}]
+    found, models = [], []
+
+    def run(backend: Any, trainer: Any, n_trials: int, direction: str) -> None:
+        for number in range(n_trials):
+            if number == 1:
+                trainer.add_callback(broken)
+                with pytest.raises(RuntimeError, match="broken"):
+                    trainer.train(trial=SimpleNamespace(number=number, params=tried[number]))
+                trainer.remove_callback(broken)
+            else:
+                trainer.train(trial=SimpleNamespace(number=number, params=tried[number]))
+            found.append((trainer.order, weights(trainer)))
+            models.append(trainer.model)
+
+    backend: Any = transformers.hyperparameter_search.OptunaBackend
+    monkeypatch.setattr(backend, "is_available", lambda _: True)
+    monkeypatch.setattr(backend, "run", run)
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: trial.params)
+    broken, saved = _broken_at(2), {"save_strategy": "steps", "save_steps": 1}
+    trainer_of("gpt2", tmp_path, anew=True, **saved).hyperparameter_search(
+        lambda trial: trial.params, n_trials=len(tried), backend="optuna"
+    )
+    assert len(set(map(id, models))) == len({id(order) for order, _ in found}) == len(tried)
+    assert all(hooks(model) == hooks(gpt2()) for model in models)
+    for number in (0, 2):
+        alone = trainer_of("gpt2", tmp_path / "alone", **tried[number])
+        alone.train()
+        order, ended = found[number]
+        assert [order.history(epoch).tolist() for epoch in range(EPOCHS)] == orders(alone)
+        assert torch.equal(ended, weights(alone))
+        rest = trainer_of("gpt2", tmp_path / "rest", **tried[number])
+        rest.train(resume_from_checkpoint=str(tmp_path / f"run-{number}" / "checkpoint-2"))
+        assert orders(rest) == orders(alone)
+    assert not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class OrderCallback(Callback):
         self._order = order
         self._live: Order | None = None  # the order of this fit
         self._observed = False  # was there a backward in this batch?
+        self._scale = (
+            1.0  # of the gradient scaler in that backward: manual optimisation changes it before the batch ends
+        )
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Continue where the checkpoint stood; before the loader draws."""
@@ -90,8 +93,10 @@ class OrderCallback(Callback):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Learn from the batch, before the optimizer changes the weights."""
         self._observed = True
+        scaler = getattr(trainer.precision_plugin, "scaler", None)  # precision="16-mixed"
+        self._scale = 1.0 if scaler is None else scaler.get_scale()
         if pl_module.automatic_optimization and self._live is not None:
-            self._live.step(loss_scale=1.0 / trainer.accumulate_grad_batches)
+            self._live.step(loss_scale=self._scale / trainer.accumulate_grad_batches)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Learn from a batch of manual optimisation, all of its backward passes together; pass over one without any."""
@@ -100,7 +105,7 @@ class OrderCallback(Callback):
         if not self._observed:
             self._live.skip(extract_batch_size(batch))
         elif not pl_module.automatic_optimization:
-            self._live.step()
+            self._live.step(loss_scale=self._scale)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the model as it was found."""

@@ -66,7 +66,15 @@ class OrderedMixin:
         _check_trainer(trainer)
         theirs = super().get_train_dataloader()  # type: ignore[misc]
         dataset = theirs.dataset
-        self.order = build(self._build, trainer.model, dataset)
+        self._keeper.end()  # Trainer begins a run again with smaller batches if memory runs out
+        made = build(self._build, trainer.model, dataset)
+        if made is getattr(self, "order", None):
+            raise ArgumentError(
+                "order= that makes the same order again",
+                expected="a new order for each train(), whose model may be a new one (model_init=)",
+                remedy="Make it in the function: order=lambda model, n: GraB(model, n).",
+            )
+        self.order = made
         batches = Batches(self.order.sampler, theirs.batch_sampler.batch_size, trainer.args.dataloader_drop_last)
         self._keeper.begin(self.order, batches)
         self._counted = None
@@ -79,7 +87,17 @@ class OrderedMixin:
         if folder is True:
             folder = get_last_checkpoint(trainer.args.output_dir)
         self._keeper.resume_from(folder)
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._keeper.end()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer's, with the order in checkpoints: nothing else says in which folder a trial of a search has them."""
+        super().save_model(output_dir, _internal_call=_internal_call)  # type: ignore[misc]
+        if _internal_call and output_dir is not None:
+            trainer: Any = self
+            self._keeper.save(Path(output_dir), first=trainer.args.should_save)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         size, items = find_batch_size(inputs), num_items_in_batch
@@ -95,10 +113,11 @@ class OrderedMixin:
     def _loss_scale(self, size: int, items: Any) -> float:
         """What the trainer multiplied the mean loss of this micro-batch by, or of its items (tokens) the sum / size."""
         trainer: Any = self
-        scale = 1.0
+        scaler = trainer.accelerator.scaler  # fp16=True
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
         takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
         if takes and items is not None and trainer.args.average_tokens_across_devices:
-            scale = float(trainer.accelerator.num_processes)
+            scale *= float(trainer.accelerator.num_processes)
         if self._counted:
             return scale * size / float(items)
         scaled = getattr(trainer, "loss_is_scaled_for_ga", None)  # said outright by newer versions
@@ -202,19 +221,20 @@ class Keeper(TrainerCallback):
             order.resume(min(order.n, done * batches.batch_size * ranks))
         batches.after(done)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the order into the checkpoint."""
+    def save(self, folder: Path, *, first: bool) -> None:
+        """Write the order into a checkpoint; an order of all ranks is written by the first."""
         if self._order is None:
             return
         name = self._name(self._order)
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if args.should_save or name != "order.pt":
+        if first or name != "order.pt":
+            folder.mkdir(parents=True, exist_ok=True)
             save(folder / name, order=self._order)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the model as it was found."""
+    def end(self) -> None:
+        """Leave the model as it was found, also if training broke off."""
         if self._order is not None:
             self._order.detach()
+            self._order = None
 
     @staticmethod
     def _name(order: Order) -> str:

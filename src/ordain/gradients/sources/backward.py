@@ -57,6 +57,15 @@ def keep_out_of_compiled() -> None:
     trace_rules.add("ordain")
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Has compiled code called us, or will the model call some?"""
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()  # not in torch 2.4
+    return callback not in (None, False) or any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
+
+
 def running() -> bool:
     """Is a source running the model itself?"""
     return getattr(_thread, "running", False)

@@ -30,7 +30,7 @@ from ordain.gradients.protocol import Collected
 from ordain.gradients.rules import NoRuleError, Use, rule_for, watch_for
 from ordain.gradients.rules.linear import linear
 from ordain.gradients.rules.recurrent import cell, recurrent
-from ordain.gradients.sources.backward import eagerly
+from ordain.gradients.sources.backward import eagerly, is_compiled
 from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
@@ -39,7 +39,7 @@ from ordain.gradients.sources.inspection import Inspection
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
 from ordain.gradients.sources.saved_tensors import unpacks_only_once
-from ordain.gradients.sources.selection import HEAD, Selection, choose, described, head_of, places
+from ordain.gradients.sources.selection import HEAD, Selection, calls_of, choose, described, head_of, places
 from ordain.gradients.sources.sharded import is_split
 from ordain.gradients.sources.spot_checks import SpotChecks, differing
 
@@ -148,6 +148,11 @@ class ExactSource:
         """Now and then, run some of the examples alone to see whether the others make a difference."""
         if self._mixing:
             refuse_mixing(self._mixing)
+        if self._searching and record.sizes and not self._split and is_compiled(self._model):
+            # Where all linear layers are watched, dynamo gives up on the functions that call them, and for good.
+            calls, shapes = eagerly(partial(calls_of, self._hooks.paths, self._model, inputs))
+            if calls:
+                self._take_head(record, calls, batch_size(record.sizes, shapes, self._batch_dim))
         record.due = self._checks.due()
         if record.due and not self._searching:
             self._hooks.ask()
@@ -164,7 +169,7 @@ class ExactSource:
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
         if self._searching and record.shapes:
-            self._take_head(record)
+            self._take_head(record, [(module, shapes) for (module, _), shapes in record.shapes.items()], record.size)
         alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
         try:
             for run in alone:
@@ -208,9 +213,10 @@ class ExactSource:
             record.inspection.watch_nodes(plan)
         graph.release()
 
-    def _take_head(self, record: Pass) -> None:
-        calls = [(module, shapes) for (module, _), shapes in record.shapes.items()]
-        head, self._searching = head_of(self._model, calls, record.size), False
+    def _take_head(
+        self, record: Pass, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int
+    ) -> None:
+        head, self._searching = head_of(self._model, calls, size), False
         self._order_by({self._offsets[p][1]: p for p in self._hooks.narrow(head, record)})
         count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         paths = ", ".join(repr(path) for path in self._hooks.paths.values())

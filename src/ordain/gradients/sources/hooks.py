@@ -138,7 +138,7 @@ class Hooks:
         self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
 
     def narrow(self, modules: Sequence[nn.Module], record: Pass) -> list[Tensor]:
-        """Watch some of the modules alone from now on, after the forward of ``record``; returns their parameters."""
+        """Watch some modules alone from now on, before or after the forward of ``record``; returns their parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -146,7 +146,7 @@ class Hooks:
         own = {self.sharded.part(p) for module in modules for p in module.parameters(recurse=False)}
         self._params = {p: None for p in self._params if p in own}
         self._first = next(iter(self._params))
-        record.calls = {module: record.calls[module] for module in modules}
+        record.calls = {module: count for module, count in record.calls.items() if module in modules}
         record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] in modules}
         self.attach()
         return list(self._params)

@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from ordain.errors import InputError
+from ordain.gradients.layout import tensors_in
 from ordain.gradients.rules import rule_for
 from ordain.gradients.rules.linear import linear, transposed_linear
+from ordain.gradients.sources.independence import untouched
 
 HEAD: Literal["head"] = "head"
 Selection = Callable[[str], bool] | Literal["head"] | None  # a test of names; the last linear layer; all
@@ -102,6 +105,31 @@ def is_linear(module: nn.Module) -> bool:
     return rule_for(module) in (linear, transposed_linear) and any(
         p.requires_grad for p in module.parameters(recurse=False)
     )
+
+
+def calls_of(
+    modules: Iterable[nn.Module], model: nn.Module, inputs: Any
+) -> tuple[list[tuple[nn.Module, dict[int, torch.Size]]], list[torch.Size]]:
+    """Run ``model`` and leave no trace: the calls of ``modules``, with their output shapes, and the model's own.
+
+    Nothing if it raises: it will again, where its user can see it.
+    """
+    calls: list[tuple[nn.Module, dict[int, torch.Size]]] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            calls.append((module, {0: output.shape}))
+
+    args, kwargs = inputs
+    handles = [module.register_forward_hook(note) for module in modules]
+    try:
+        with untouched(model, parameters=False):
+            return calls, [leaf.shape for leaf in tensors_in(model(*args, **kwargs)) if leaf.grad_fn is not None]
+    except Exception:
+        return [], []
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def head_of(
