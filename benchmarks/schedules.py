@@ -58,15 +58,20 @@ def run(rate: float, decay: bool, schedule: Any, seed: int, data: Any) -> tuple[
     x, y, _, _ = data
     torch.manual_seed(seed)
     model = nn.Linear(784, 10)
-    order = GraB(model, len(y), centering="pair", seed=seed, learn=schedule)
+    learned = set()
+
+    def learn(epoch: int) -> bool:
+        now = schedule(epoch)
+        learned.update({epoch} if now else ())
+        return now
+
+    order = GraB(model, len(y), centering="pair", seed=seed, learn=learn)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     steps = EPOCHS * -(-len(y) // SIZE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if decay else None
-    learned = 0
     for _ in range(EPOCHS):
         total = 0.0
-        for number, rows in enumerate(BatchSampler(order.sampler, SIZE, drop_last=False)):
-            learned += number == 0 and bool(model._forward_hooks)
+        for rows in BatchSampler(order.sampler, SIZE, drop_last=False):
             loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
             loss.backward()
             order.step()
@@ -79,7 +84,7 @@ def run(rate: float, decay: bool, schedule: Any, seed: int, data: Any) -> tuple[
             schedule.tell(total / len(y))
     order.detach()
     with torch.no_grad():
-        return nn.functional.cross_entropy(model(x), y).item(), learned
+        return nn.functional.cross_entropy(model(x), y).item(), len(learned)
 
 
 def main() -> None:
