@@ -27,16 +27,18 @@ class Adaptive:
     """Needs the loss, so that it is no function of the epoch: a trial, not a schedule that could be saved."""
 
     def __init__(self, share: float) -> None:
-        self._share, self._losses, self._learned = share, [], 0
+        self._share = share
+        self._losses: list[float] = []
+        self._decided: dict[int, bool] = {}
 
     def __call__(self, epoch: int) -> bool:
-        if epoch < 2:
-            self._learned = epoch
-            return True
-        last, then = self._losses[epoch - 1], self._losses[self._learned]
-        learn = abs(last - then) > self._share * then
-        self._learned = epoch if learn else self._learned
-        return bool(learn)
+        if epoch not in self._decided:  # an order may ask more than once
+            self._decided[epoch] = epoch < 2 or self._stale(epoch)
+        return self._decided[epoch]
+
+    def _stale(self, epoch: int) -> bool:
+        then = self._losses[max(past for past, learned in self._decided.items() if learned)]
+        return abs(self._losses[epoch - 1] - then) > self._share * then
 
     def tell(self, loss: float) -> None:
         self._losses.append(loss)
