@@ -16,15 +16,19 @@ def demo(
     out: Annotated[Path, typer.Option(help="Output folder; created if needed.")] = Path("demo-out"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per order.")] = 5,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 20,
+    every: Annotated[bool, typer.Option("--all", help="Run every order.")] = False,
 ) -> None:
-    """Train on scikit-learn's digits with every order, and write a page with the results."""
+    """Train on scikit-learn's digits in a few orders, and write a page with the results."""
     with plain_errors():
         from ordain.study.demo import RATE, demo_config, write_demo  # these import scikit-learn and matplotlib
         from ordain.study.report.number_text import counted
 
-        command = shlex.join(["ordain", "demo", "--out", str(out), "--seeds", str(seeds), "--epochs", str(epochs)])
+        words = ["ordain", "demo", "--out", str(out), "--seeds", str(seeds), "--epochs", str(epochs)]
+        command = shlex.join([*words, "--all"] if every else words)
+        config = demo_config(seeds=seeds, epochs=epochs, every=every)
         with displaying(epochs) as report:
-            content = write_demo(out, demo_config(seeds=seeds, epochs=epochs), report=report, command=command)
+            content = write_demo(out, config, report=report, command=command)
+    typer.echo(content.facts)
     (numbers,) = content.tables
     counts = f"{counted(epochs, 'epoch')}, {counted(seeds, 'seed')}"
     show(
