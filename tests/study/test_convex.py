@@ -56,7 +56,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
     config = study.configure(quick=True)
     study.run(config, tmp_path, lambda *_: None)
     headings, rows = study.table(tmp_path)
-    assert headings[-2] == "f - f* after 6 epochs"
+    assert headings[-1] == "f - f* after 6 epochs"
     gaps = {(row[1], row[2]): float(row[4]) for row in rows}
     assert gaps["400", "SAG (scikit-learn)"] < gaps["400", "random reshuffling, constant"]
     assert all(gap > 0 for gap in gaps.values())

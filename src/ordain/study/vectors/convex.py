@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from time import process_time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,21 +97,18 @@ class Convex:
                 yield {"problem": problem, "n": n, "order": solver, "decay": "-", "seed": 0}
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """``gap`` is ``[rates, epochs]``: f - f* after each epoch; ``seconds`` are of all epochs of one rate."""
+        """``gap`` is ``[rates, epochs]``: f - f* after each epoch."""
         key = point["problem"], point["n"], self.strength
         problem, lowest = regression(*key), minimum(*key)
-        began = process_time()
         if point["order"] in SOLVERS:
-            runs, count = [_solved(problem, point["order"], self.epochs)], 1
+            runs = [_solved(problem, point["order"], self.epochs)]
         else:
             runs = [
                 train(problem, point["order"], seed=point["seed"], rate=rate, decay=point["decay"], epochs=self.epochs)
                 for rate in self.grid
             ]
-            count = len(self.grid)
-        seconds = (process_time() - began) / count
         gaps = [[float(f"{max(problem.value(w) - lowest, _LEAST):.4g}") for w in run] for run in runs]
-        return {"gap": gaps, "seconds": seconds, "examples": len(problem.y)}
+        return {"gap": gaps, "examples": len(problem.y)}
 
     def best(self, records: list[Record]) -> tuple[int, Floats]:
         """The index of the rate with the lowest mean logarithm of the last gap, and its gaps ``[seeds, epochs]``."""
@@ -150,11 +146,10 @@ class Convex:
                 rate, gaps = self.best(found)
                 single = len(found[0]["gap"]) == 1
                 edge = "*" if not single and rate in (0, len(self.grid) - 1) else ""
-                seconds = np.mean([record["seconds"] for record in found])
                 last = np.exp(np.log(gaps[:, -1]).mean())
                 rates = "-" if single else f"{self.grid[rate]:g}{edge}"
-                rows.append((name, f"{found[0]['examples']:,}", label, rates, f"{last:.2g}", f"{seconds:.2f}"))
-        return ("problem", "n", "order", "best rate", f"f - f* after {self.epochs} epochs", "seconds"), rows
+                rows.append((name, f"{found[0]['examples']:,}", label, rates, f"{last:.2g}"))
+        return ("problem", "n", "order", "best rate", f"f - f* after {self.epochs} epochs"), rows
 
     def say(self, records: list[Record]) -> list[str]:
         said = []
