@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 
 T = TypeVar("T")
 _thread = threading.local()  # a backward inside a backward runs in the same thread
+# A stance is the process's: two threads that set and restore it in turn would leave it set.
+_stance = threading.RLock()
 
 
 def send(on: bool) -> None:
@@ -41,7 +43,10 @@ def eagerly(function: Callable[[], T]) -> T:
     stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
 
     def run() -> T:
-        with own_run(), nullcontext() if stance is None else stance("force_eager"):
+        if stance is None:
+            with own_run():
+                return function()
+        with _stance, own_run(), stance("force_eager"):
             return function()
 
     # A stance may not change where compiled code has called us.
