@@ -11,7 +11,7 @@ from importlib.metadata import version
 ABOUT = "Better orders in which to visit training data than random reshuffling."
 COMMANDS = {  # the first lines of their own help
     "herd": "Find an order of vectors whose prefix sums stay small (the herding problem).",
-    "demo": "Train on scikit-learn's digits with every order, and write a page with the results.",
+    "demo": "Train on scikit-learn's digits in a few orders, and write a page with the results.",
     "report": "Write a report on a run; for a folder of runs, one report each and an overview page.",
     "claims": "Check the paper's claims against a folder of runs, and write README.md and index.html there.",
     "pack": "Replace the records of each run by one compressed file. Resuming the run unpacks it again.",
