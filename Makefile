@@ -34,15 +34,15 @@ bench: $(READY)
 # Other libraries, beside the environment and without what they depend on: torchvision and torch-sparse are not used here.
 # Results that are in results/peers/ already are not measured again.
 bench-peers: $(READY)
-	test -d .peers || $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .peers \
+	test -d .peers || $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target .peers \
 		-r benchmarks/peers-requirements.txt
 	OMP_NUM_THREADS=1 PYTHONPATH=.peers $(BIN)/python -m benchmarks peers
 
 # torch goes first and alone: its pin decides which build every later package is content with.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:

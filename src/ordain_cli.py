@@ -12,6 +12,7 @@ ABOUT = "Better orders in which to visit training data than random reshuffling."
 COMMANDS = {  # the first lines of their own help
     "herd": "Find an order of vectors whose prefix sums stay small (the herding problem).",
     "demo": "Train on scikit-learn's digits in a few orders, and write a page with the results.",
+    "advise": "Advise whether to order the data of a task, from three short epochs with and without ordering.",
     "report": "Write a report on a run; for a folder of runs, one report each and an overview page.",
     "claims": "Check the paper's claims against a folder of runs, and write README.md and index.html there.",
     "pack": "Replace the records of each run by one compressed file. Resuming the run unpacks it again.",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import doctest
 import io
+import os
 import re
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -89,15 +92,31 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_block_of_two_processes_runs(tmp_path: Path) -> None:
     ((page, block),) = TWO_PROCESSES
-    ended = launched("doc_block.py", tmp_path, page, ranks=2)
-    assert ended.returncode == 0, ended.stderr
-    check_output(ended.stdout, block.output or "")
+    runs = [launched("doc_block.py", tmp_path, page, epochs, ranks=2) for epochs in (4, 10)]  # the second one resumes
+    assert not any(ended.returncode for ended in runs), "".join(ended.stderr for ended in runs)
+    check_output("".join(ended.stdout for ended in runs), block.output or "")
 
 
 def test_what_is_not_run_is_listed() -> None:
     assert {(page.name, block.not_run) for page in PAGES for block in blocks(page) if block.not_run} == NOT_RUN
     assert [page.stem for page, _ in TWO_PROCESSES] == ["tutorial"]
     assert all((ROOT / reason.split()[0]).exists() for _, reason in NOT_RUN if "/" in reason)
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert built.returncode == 0, built.stderr
+    for page in (tmp_path / "site").rglob("*.html"):  # it opens from disk: nothing is loaded from elsewhere
+        loaded = re.findall(r'<(?:script|img|link rel="stylesheet")[^>]* (?:src|href)="(\w+:)?//', page.read_text())
+        assert not loaded, page
+
+
+def test_the_readme_is_short_before_its_details() -> None:
+    before, heading, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Details\n")
+    assert heading
+    assert len(re.findall(r"\S*\w\S*", before)) <= 500
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -230,7 +230,7 @@ def test_a_schedule_that_fails_later_changes_nothing() -> None:
         assert run_epoch(order, field, epoch, 4) == wanted[epoch]
     before = order.state_dict()
     for _ in range(2):
-        with pytest.raises(InputError, match="the answer 'no' for epoch 2; expected True or False"):
+        with pytest.raises(InputError, match="which returned 'no' for epoch 2; expected True or False"):
             next(iter(order.sampler))
         assert same_state(order.state_dict(), before)
     fresh = GraB(None, N, learn=lambda epoch: True if epoch < 2 else "no")

@@ -255,7 +255,7 @@ def test_states_that_unpack_to_more_than_their_file(tmp_path: Path) -> None:
         ordain.load(bomb)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
-    assert "more than it is long" in str(caught.value.__cause__)
+    assert "more data than the file contains" in str(caught.value.__cause__)
     assert len(ordain.load(whole)["x"]) == 100 * 2**20 // 4
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "_parameters": "a module's parameters by name, without the checks of getattr",
     "_version": "tells whether a tensor was changed in place",
-    "_getframe": "sys's: which loader draws from the sampler",
+    "_backward_hooks": "a tensor's: whether a user's hook changes its gradient",
     "_exit": "os's: how a rank ends without running its handlers",
     "_replace": "a named tuple's public method, in spite of its name",
 }

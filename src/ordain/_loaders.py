@@ -6,10 +6,10 @@ out to other processes, or overtake each other, and only its iterator, found at 
 
 from __future__ import annotations
 
-import sys
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from inspect import currentframe
 from itertools import islice
 from threading import get_ident
 from types import FrameType
@@ -78,7 +78,7 @@ class Handed:
             raise InputError(
                 f"a loader that draws {self.batch} indices for a batch of {self._most}, on one of several ranks",
                 expected="each rank's loader to hand out exactly the indices that order.sampler gives it",
-                remedy=f"order.sampler gives a rank its own part already: do not shard it again. {_FRAMEWORKS}",
+                remedy=f"order.sampler already gives each rank its own shard: do not shard it again. {_FRAMEWORKS}",
             )
 
     def after(self, done: int) -> tuple[int, int, int] | None:
@@ -134,7 +134,7 @@ def _refuse_sharding(sampler: Any) -> None:
             f"a {type(sampler).__name__} around order.sampler, which gives each of {ranks} processes only a part of "
             "what order.sampler gives it: the other examples would never be visited, or visited twice",
             expected="each process's loader to hand out exactly the indices that order.sampler gives it",
-            remedy="An order that is made after init_process_group() gives each process its own part already. "
+            remedy="An order created after init_process_group() already gives each process its own shard. "
             f"{_FRAMEWORKS}",
         )
 
@@ -144,9 +144,9 @@ def _refuse_skipping(sampler: Any) -> None:
     skipped = _count(sampler, "skip_batches")
     if skipped and skipped != _count(getattr(sampler, "batch_sampler", None), "stand_ins"):
         raise StateError(
-            f"a {type(sampler).__name__} around order.sampler that draws {skipped} batches and throws them away "
+            f"a {type(sampler).__name__} around order.sampler that draws {skipped} batches and discards them "
             "(Accelerate's skip_first_batches, or a trainer that resumes)",
-            expected="a loader that hands out all that it draws",
+            expected="a loader that yields every batch it draws",
             remedy="Load the order's state and call order.resume(): the next pass begins where the saved one stopped. "
             "With transformers, ordain.integrations.transformers.OrderedTrainer does so.",
         )
@@ -163,7 +163,7 @@ def _refuse_dispatching() -> None:
         ranks = _count(getattr(outer, "state", None), "num_processes")
         if ranks > 1:
             raise InputError(
-                f"a DataLoaderDispatcher (Accelerate's dispatch_batches=True), which gives what rank 0 draws to "
+                f"a DataLoaderDispatcher (Accelerate's dispatch_batches=True), which sends what rank 0 draws to "
                 f"{ranks} processes",
                 expected="each process's loader to draw from its own order.sampler",
                 remedy=f"Leave dispatch_batches=True out. {_FRAMEWORKS}",
@@ -181,7 +181,7 @@ def _refuse_single_indices(loader: Any, samplers: tuple[type, ...]) -> None:
     if getattr(loader, "_auto_collation", False) and isinstance(asked, samplers):
         raise ArgumentError(
             "batch_sampler=order.sampler",
-            expected="batches of indices, where this gives single ones",
+            expected="a sampler that yields batches of indices; this one yields single indices",
             remedy="Write DataLoader(dataset, batch_size=..., sampler=order.sampler), or "
             "batch_sampler=BatchSampler(order.sampler, batch_size, drop_last=False).",
         )
@@ -192,8 +192,8 @@ def out_of_order(loader: Any) -> bool:
     skipped = getattr(loader, "_sampler_iter_yielded", 0)
     if skipped and isinstance(getattr(loader, "_sampler_iter", None), islice):
         raise StateError(
-            f"a loader that begins by drawing {skipped} batches and throwing them away, which is how a "
-            "StatefulDataLoader goes back to its state where its batch sampler has none",
+            f"a loader that draws {skipped} batches and discards them, as a StatefulDataLoader does to restore its "
+            "position if its batch sampler has no state",
             expected="a batch sampler with a state, or a loader without one",
             remedy="Use torchdata.stateful_dataloader.sampler.BatchSampler. Or leave the loader's state out and "
             "call order.resume().",
@@ -224,7 +224,6 @@ def drawing_loader() -> Any:
 
 def _frames() -> Iterator[FrameType]:
     """Who called, from the inside out."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    frame = currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
         yield frame
-        frame = frame.f_back

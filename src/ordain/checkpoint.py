@@ -60,12 +60,12 @@ def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, An
         raise StateError(
             f"{path}, which cannot be read",
             expected="a whole file of tensors, numbers and strings",
-            remedy="Load a file that ordain.save() or torch.save() has finished; other objects are never unpickled.",
+            remedy="Load a complete file written by ordain.save() or torch.save(); other objects are never unpickled.",
         ) from error
     if not isinstance(found, dict):
         raise StateError(
-            f"{path} with a {type(found).__name__} in it",
-            expected="a dict of what was saved, by name",
+            f"{path}, which contains a {type(found).__name__}",
+            expected="a dict of the saved objects by name",
             remedy="Save with ordain.save(path, order=order, ...).",
         )
     return found
@@ -80,7 +80,7 @@ def _check_whole(path: str | PathLike[str]) -> None:
         return
     with zipfile.ZipFile(path) as file:
         if sum(one.file_size for one in file.infolist()) > Path(path).stat().st_size:
-            raise ValueError("it says that it holds more than it is long")
+            raise ValueError("it declares more data than the file contains")
         damaged = file.testzip()
     if damaged is not None:
         raise ValueError(f"{damaged} in it is damaged")
@@ -100,7 +100,7 @@ def _loads(one: Any) -> bool:
 
 def _refused(reason: str) -> InputError:
     return InputError(
-        f"something that cannot be loaded again without running code: {reason}",
+        f"an object that cannot be loaded without running code: {reason}",
         expected="objects with a state_dict(), tensors, numbers and strings",
-        remedy="Save its numbers instead. The file at this path is as it was.",
+        remedy="Save its tensors or numbers instead. The file at this path was not changed.",
     )

@@ -20,7 +20,7 @@ class InputError(OrdainError, ValueError):
 
 
 class ArgumentError(InputError, TypeError):
-    """An option that there is not, or an order in the place of its sampler."""
+    """An unknown option, or an order passed where its sampler was expected."""
 
 
 class GradientError(OrdainError, ValueError):
@@ -28,11 +28,11 @@ class GradientError(OrdainError, ValueError):
 
 
 class StepError(OrdainError, RuntimeError):
-    """A call out of turn: a step without a backward, more examples observed than drawn."""
+    """A call at the wrong time: a step without a backward, more examples observed than drawn."""
 
 
 class MemoryLimitError(OrdainError, MemoryError):
-    """An order that would store more than the limit the user has set."""
+    """More memory is needed than the limit allows, or than is available."""
 
 
 class StateError(OrdainError, ValueError):
@@ -40,11 +40,11 @@ class StateError(OrdainError, ValueError):
 
 
 class RanksError(OrdainError, RuntimeError):
-    """Ranks that do not agree, or one that no longer answers."""
+    """Ranks that disagree, or a rank that no longer responds."""
 
 
 class UnsupportedModuleError(OrdainError, TypeError):
-    """A module whose examples have no gradient of their own, or none that ordain can find."""
+    """A module whose per-example gradients do not exist or cannot be found."""
 
 
 class BalancingFailedError(OrdainError, RuntimeError):
@@ -52,7 +52,7 @@ class BalancingFailedError(OrdainError, RuntimeError):
 
 
 class FetchError(OrdainError, RuntimeError):
-    """Data that could not be had from their publisher: no network, another file than it should be, a full disk."""
+    """Data that could not be downloaded: no network, an unexpected file, a full disk."""
 
 
 class MissingPackageError(OrdainError, ImportError):

@@ -238,12 +238,12 @@ def check_rounds(rounds: Any) -> int:
 
 def _check_tolerance(tolerance: Any, balancer: Balancer, centering: str) -> None:
     if not isinstance(tolerance, (int, float)) or not 0.0 <= tolerance < 1.0:
-        raise InputError(f"tolerance={tolerance!r}", expected="a share from 0 to 1", remedy="0.02 is 2 per cent.")
+        raise InputError(f"tolerance={tolerance!r}", expected="a fraction from 0 to 1", remedy="0.02 means 2 %.")
     if tolerance and (centering != "mean" or compiled_rule(balancer, n=1, d=1) is None):
         raise InputError(
             f"tolerance={tolerance!r} with centering={centering!r} and {balancer!r}",
-            expected="centering='mean' and a balancer of this package",
-            remedy="Leave tolerance out: all rounds are then made.",
+            expected="centering='mean' and a built-in balancer",
+            remedy="Omit tolerance to run all rounds.",
         )
 
 
@@ -343,8 +343,8 @@ def _read(z: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
     if largest > LARGEST:
         raise InputError(
             f"numbers as large as {largest:.3g}",
-            expected=f"at most {LARGEST:g}, so that their squares can be added up",
-            remedy="Divide all vectors by the largest: orders do not depend on the scale.",
+            expected=f"at most {LARGEST:g}, so that their squares can be summed",
+            remedy="Divide all vectors by the largest entry: the order does not depend on the scale.",
         )
     return rows, total / len(rows)
 
@@ -357,7 +357,7 @@ def _check_order(order: Any, n: int) -> NDArray[np.int64]:
         raise InputError(
             f"an order of shape {sigma.shape} and dtype {sigma.dtype}",
             expected=f"a permutation of range({n})",
-            remedy="Each row must be named exactly once.",
+            remedy="Each row must appear exactly once.",
         )
     return sigma.astype(np.int64)
 

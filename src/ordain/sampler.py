@@ -125,7 +125,7 @@ class OrderIterator(Iterator[int]):
         if cursor.ticket != self._ticket:
             raise StepError(
                 "a draw from an iterator whose epoch is over",
-                expected="one live iterator over an order's sampler at a time",
+                expected="only one live iterator over an order's sampler",
                 remedy="Evaluate with a loader of its own, or finish this one before starting another.",
             )
         if self._handed is not None:

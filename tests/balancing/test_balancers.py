@@ -50,7 +50,7 @@ def test_inputs_are_left_alone_and_failures_reported() -> None:
     assert walk.signs(dots, gram, n=2, d=2, state=state, u=np.zeros(2)).tolist()[0] == -1
     assert state[1] == 1  # one failure, decided by Algorithm 5
     assert dots.tolist() == [5.0, 1.0]
-    with pytest.raises(BalancingFailedError, match="beyond c = 1 at vector 0"):
+    with pytest.raises(BalancingFailedError, match="larger than c = 1 at vector 0"):
         walk.signs(dots, gram, n=2, d=2, state=np.zeros(3), u=np.zeros(2), fallback=False)
 
 

@@ -37,7 +37,7 @@ def test_a_rank_lost_in_mid_epoch(found: dict[str, Any], name: str, end: int, re
     assert [one[name] for one in found["ends"]] == [0, end], found["stderr"][-4000:]
     answer = found["said"][name]
     assert answer["said"].startswith(f"RanksError: got no answer from another rank {reason}"), answer["said"]
-    assert "Start again under torchrun from the last saved state." in answer["said"]
+    assert "Restart under torchrun from the last saved state." in answer["said"]
     assert answer["kept"], "what the order had learned before must be as it was, to be saved"
     assert answer["again"].startswith("RanksError: got a step after one that was interrupted on this rank")
 
@@ -46,7 +46,7 @@ def test_a_rank_that_does_not_make_the_order(found: dict[str, Any]) -> None:
     for name in ("not made", "ended before"):
         said = found["said"][name]["said"]
         assert said.startswith("RanksError: got no answer from another rank within timeout="), said
-        assert "expected every rank to make the order" in said
+        assert "expected every rank to create the order" in said
 
 
 def test_ranks_that_make_different_orders(found: dict[str, Any]) -> None:

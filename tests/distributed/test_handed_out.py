@@ -93,7 +93,7 @@ def test_plain_loaders_hand_out_what_was_dealt(ranks: int, kind: str, loader: st
             InputError,
             "a Around around.*each of 2 processes.*accelerate.prepare",
         ),
-        ({"skip_batches": 2}, StateError, r"draws 2 batches and throws them away.*order\.resume\(\)"),
+        ({"skip_batches": 2}, StateError, r"draws 2 batches and discards them.*order\.resume\(\)"),
     ],
 )
 def test_batch_samplers_that_are_known(known: Any, error: Any, message: str, kind: str, loader: str) -> None:
@@ -142,7 +142,7 @@ def test_a_dispatcher() -> None:
             yield from self.loader
 
     order = RandomReshuffling(N)
-    with pytest.raises(InputError, match=r"dispatch_batches=True.*gives what rank 0 draws to 2 processes"):
+    with pytest.raises(InputError, match=r"dispatch_batches=True.*sends what rank 0 draws to 2 processes"):
         list(DataLoaderDispatcher(DataLoader(Indexed(N), batch_size=BATCH, sampler=order.sampler)))
 
 

@@ -194,7 +194,7 @@ def test_an_order_made_before_the_ranks_met_is_told(monkeypatch: pytest.MonkeyPa
     order, alone = GraB(None, 8), GraB(None, 8, distributed=False)
     monkeypatch.setattr("ordain.distributed.rank_view.other_ranks", lambda: True)
     assert len(list(alone.sampler)) == 8
-    with pytest.raises(StepError, match="made before init_process_group"):
+    with pytest.raises(StepError, match="created before init_process_group"):
         list(order.sampler)
 
 

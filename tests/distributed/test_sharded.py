@@ -32,8 +32,8 @@ def test_sharded_models(tmp_path: Path) -> None:
         "microbatch": "UnsupportedModuleError: got a model with sharded parameters and gradients='microbatch'",
         "recurrent": "UnsupportedModuleError: got FSDPLSTM at '' with sharded parameters",
         "fsdp1": "UnsupportedModuleError: got FullyShardedDataParallel; expected DistributedDataParallel",
-        "sharded later": "StateError: got a model with parameters that were not there when the order was made",
-        "tensor parallel": "UnsupportedModuleError: got Linear with parameters that are split while it runs",
+        "sharded later": "StateError: got a model with parameters that did not exist when the order was created",
+        "tensor parallel": "UnsupportedModuleError: got Linear with parameters that stay sharded while it runs",
         "not explained": "UnsupportedModuleError: got parameter 'head.weight' with a gradient that the calls",
     }.items():
         assert found[name].startswith(said), found[name]

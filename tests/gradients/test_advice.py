@@ -331,10 +331,35 @@ class Clipped(nn.Module):
 
 
 def test_a_gradient_that_the_examples_do_not_add_up_to_is_called_that() -> None:
-    message = r"'scale', of which no example's own gradient is known.*nor does the graph explain it.*name != 'scale'"
+    message = (
+        r"'scale', whose per-example gradients could not be determined.*nor does the graph explain it.*name != 'scale'"
+    )
     with pytest.raises(UnsupportedModuleError, match=message):
         train(Clipped())
     train(Clipped(), params=lambda name: name != "scale")
+
+
+@pytest.mark.parametrize("change", [lambda g: g.clamp(-0.01, 0.01), lambda g: 3 * g, lambda g: g / g.norm()])
+def test_a_hook_that_changes_a_gradient_is_called_that(change: Callable[[Tensor], Tensor]) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    def accumulated(p: Tensor) -> None:
+        p.grad = change(p.grad)  # type: ignore[arg-type]
+
+    hooked = model()
+    hooked[0].weight.register_hook(change)
+    with pytest.raises(UnsupportedModuleError, match=r"'0\.weight' with a hook \(register_hook\).*name != '0\.weight'"):
+        train(hooked)
+    train(hooked, params=lambda name: name != "0.weight")
+    mended = model()
+    mended[0].weight.register_post_accumulate_grad_hook(accumulated)
+    train(mended)
+    watching = model()
+    for p in watching.parameters():
+        p.register_hook(lambda grad: None)
+    train(watching)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -140,7 +140,7 @@ def test_an_output_that_is_kept_aside_is_refused() -> None:
     (x,) = numbers((B, 3, 4))
     out = model(x)
     (by_example(out) + by_example(model.aside)).mean().backward()
-    with pytest.raises(UnsupportedModuleError, match="Return from the model all that the loss"):
+    with pytest.raises(UnsupportedModuleError, match="Return everything that the loss"):
         source.collect()
 
 

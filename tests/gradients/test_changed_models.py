@@ -172,7 +172,7 @@ def test_of_two_orders_on_one_model_the_last_one_watches() -> None:
     for batch in batches(mean, 3):
         backward(model, data.x[batch], data.y[batch])
         mean.step()
-        with pytest.raises(StepError, match="another order watches"):
+        with pytest.raises(StepError, match="watched by another order"):
             pair.step()
     for batch in batches(alone, 3):
         backward(twin, data.x[batch], data.y[batch])
@@ -282,7 +282,7 @@ def test_a_model_converted_after_construction() -> None:
     model = small_model().float()
     order = GraB(model, 6)
     model.double()
-    with pytest.raises(StateError, match=r"now of torch\.float64.*make the order"):
+    with pytest.raises(StateError, match=r"now of torch\.float64.*create the order"):
         model(Regression(6).x)
     order.detach()
     model(Regression(6).x)

@@ -156,7 +156,7 @@ def test_code_from_before_the_order_is_refused_with_a_way_out() -> None:
         cross_entropy(called(x[indices]), y[indices]).backward()
         order.step()
 
-    with pytest.raises(UnsupportedModuleError, match=r"torch\._dynamo\.reset\(\) after making the order"):
+    with pytest.raises(UnsupportedModuleError, match=r"torch\._dynamo\.reset\(\) after creating the order"):
         step()
     torch._dynamo.reset()
     step()

@@ -287,7 +287,7 @@ def test_a_module_is_a_choice() -> None:
 
 
 def test_a_model_without_a_linear_layer() -> None:
-    with pytest.raises(InputError, match="no linear layer"):
+    with pytest.raises(InputError, match="no trainable linear layer"):
         GraB(nn.Conv2d(1, 2, 3), N, params="head")
 
 

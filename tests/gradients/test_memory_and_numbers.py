@@ -368,7 +368,7 @@ def test_parameters_that_were_replaced_are_noticed(change: Callable[[nn.Module],
     run.learn(next(epoch))
     change(run.model)
     run.loss(next(epoch)).backward()
-    with pytest.raises(StateError, match=r"were not there when the order was made.*assign=True"):
+    with pytest.raises(StateError, match=r"did not exist when the order was created.*assign=True"):
         run.order.step()
     run.order.detach()
 
@@ -380,7 +380,9 @@ def test_parameters_that_grew_are_noticed() -> None:
     list(order.sampler)
     model[0].weight.data = torch.randn(100_000, 4)
     model(torch.full((6, 2), 99_999)).sum().backward()
-    with pytest.raises(StateError, match=r"'0\.weight' of 400000 numbers; expected 40, as when the order was made"):
+    with pytest.raises(
+        StateError, match=r"'0\.weight' with 400000 elements; expected 40, as when the order was created"
+    ):
         order.step()
 
 
@@ -392,7 +394,7 @@ def test_ids_beyond_a_table_are_refused() -> None:
 
 def test_two_precisions_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(InputError, match=r"torch\.float64 \('1\.weight'\) beside torch\.float32 \('0\.weight'\)"):
+    with pytest.raises(InputError, match=r"torch\.float64 \('1\.weight'\) next to torch\.float32 \('0\.weight'\)"):
         GraB(model, 4)
     GraB(nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2)), 4).detach()
     GraB(model, 4, params=lambda name: name.startswith("1")).detach()

@@ -368,6 +368,23 @@ def test_checkpointing_changes_nothing() -> None:
     assert torch.equal(*found)
 
 
+def test_a_checkpoint_around_the_whole_model_changes_nothing() -> None:
+    """Its forward is computed again in the backward, and once more in each backward of an inspection."""
+    data, found = Regression(N), []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        model = Checkpointed(None).double()
+        source = ExactSource(model)
+        for start in (0, BATCH):
+            x, y = data.x[start : start + BATCH], data.y[start : start + BATCH]
+            output = checkpoint(model, x, use_reentrant=False) if wrapped else model(x)
+            nn.functional.cross_entropy(output, y).backward()
+            ((batch, _),) = source.collect()
+            found.append(rows_of(batch))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 def test_the_old_checkpointing_is_refused() -> None:
     model = Checkpointed(True).double()
     source = ExactSource(model)

@@ -99,7 +99,7 @@ def test_refused() -> None:
     with pytest.raises(InputError, match=r"a DataLoader that draws from a RandomSampler.*sampler=order\.sampler"):
         prepare(accelerator, order, loader_of(order, shuffle=True))
     several = SimpleNamespace(num_processes=2, split_batches=False, dispatch_batches=None)
-    with pytest.raises(InputError, match=r"an order of 1 process on one of 2.*Make the order after the Accelerator"):
+    with pytest.raises(InputError, match=r"an order of 1 process on one of 2.*Create the order after the Accelerator"):
         prepare(several, order, loader_of(order))
     for name in ("split_batches", "dispatch_batches"):
         told = SimpleNamespace(**(vars(several) | {name: True}))

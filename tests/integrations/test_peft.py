@@ -187,7 +187,7 @@ def test_the_head(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["IA3", "prompt tuning"])
 def test_adapters_without_a_linear_layer_have_no_head(name: str) -> None:
     model = make(*ADAPTERS[name])
-    with pytest.raises(InputError, match=r"no linear layer to train.*Leave params= out"):
+    with pytest.raises(InputError, match=r"no trainable linear layer.*Leave params= out"):
         GraB(model, N, params="head")
 
 
@@ -230,7 +230,7 @@ def test_an_adapter_that_comes_after_the_order() -> None:
     model = make(*ADAPTERS["LoRA"])
     order = GraB(model, N)
     model.add_adapter("other", lora())
-    with pytest.raises(StateError, match="parameters that were not there when the order was made"):
+    with pytest.raises(StateError, match="parameters that did not exist when the order was created"):
         train(model.double(), order)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,6 +171,22 @@ def test_resumed_from_the_last(tmp_path: Path) -> None:
     assert orders(rest) == orders(whole)
 
 
+@pytest.mark.parametrize("order", [by_head, RandomReshuffling])
+def test_resumed_with_other_steps(order: Any, tmp_path: Path) -> None:
+    """Trainer counts steps, and would end an epoch before its last examples, or take it for done."""
+    trainer_of("gpt2", tmp_path, order, save_strategy="steps", save_steps=1).train()
+    for step, options in (
+        (7, {"per_device_train_batch_size": 1}),  # 4 examples of the second epoch; for Trainer 7 of the first
+        (6, {"gradient_accumulation_steps": 2}),  # 2 examples of the second epoch; for Trainer all of it
+    ):
+        checkpoint = str(tmp_path / f"checkpoint-{step}")
+        with pytest.raises(StateError, match=rf"step {step} after 1\.\d epochs.*gradient_accumulation_steps.*ignore"):
+            trainer_of("gpt2", tmp_path, order, **options).train(resume_from_checkpoint=checkpoint)
+    rest = trainer_of("gpt2", tmp_path, order, gradient_accumulation_steps=2, ignore_data_skip=True)
+    rest.train(resume_from_checkpoint=checkpoint)
+    assert rest.order.epoch == 2
+
+
 def _stopped_at(step: int) -> Any:
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -277,6 +294,10 @@ def test_other_trainers_and_factories(tmp_path: Path) -> None:
     class Mine(OrderedMixin, Louder):
         pass
 
+    for seed, made in ((3, partial(RandomReshuffling, seed=3)), (4, partial(GraB, params="head", seed=4))):
+        trainer = trainer_of("gpt2", tmp_path, made, max_steps=1)
+        trainer.train()
+        assert trainer.order.seed == seed
     labels = [index % 2 for index in range(N)]
     trainer = trainer_of("gpt2", tmp_path, lambda model, n: Stratified(labels), kind=Mine)
     trainer.train()
@@ -323,7 +344,9 @@ def test_trained_twice(tmp_path: Path) -> None:
 
     reused = trainer_of("gpt2", tmp_path, same)
     reused.train()
-    with pytest.raises(ArgumentError, match=r"order= that makes the same order again.*a new order for each train\(\)"):
+    with pytest.raises(
+        ArgumentError, match=r"order= that returns the same order again.*a new order for each train\(\)"
+    ):
         reused.train()
 
 
@@ -392,6 +415,10 @@ def test_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ArgumentError, match=r"order=3.*order=GraB"):
         trainer_of("gpt2", tmp_path, 3)
+    with pytest.raises(ArgumentError, match=r"order=<class .*RandomSampler.*expected an order class"):
+        trainer_of("gpt2", tmp_path, torch.utils.data.RandomSampler)
+    with pytest.raises(ArgumentError, match=r"order= that takes \(n\).*order=lambda model, n: RandomReshuffling\(n\)"):
+        trainer_of("gpt2", tmp_path, lambda n: RandomReshuffling(n)).train()
     with pytest.raises(ArgumentError, match="expected an order of the dataset's 9 examples"):
         trainer_of("gpt2", tmp_path, lambda model, n: GraB(model, n + 1)).train()
     with pytest.raises(InputError, match="train_sampling_strategy='group_by_length' beside order="):

@@ -172,7 +172,8 @@ def test_what_was_not_observed_is_reported_when_the_pass_is_over(cause: str) -> 
                 told(order, batch)
 
     one_pass()
-    message = rf"GraB: {missing} examples of epoch 0 came out of the loader.*skip\(len.*collate_fn.*indices.*batch_dim"
+    message = rf"GraB: {missing} examples of epoch 0 were drawn by the loader but not observed"
+    message += r".*skip\(len.*collate_fn.*indices.*batch_dim"
     with pytest.warns(OrdainWarning, match=message) as said:
         one_pass()
     assert len(said) == 1

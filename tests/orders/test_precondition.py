@@ -299,7 +299,7 @@ def test_what_cannot_be_preconditioned_is_refused_by_name() -> None:
     for kind in (torch.optim.SGD, torch.optim.LBFGS, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax):
         with pytest.raises(InputError, match=f"got precondition={kind.__name__};.*AdamW"):
             GraB(model, N, precondition=kind(model.parameters(), lr=0.1))
-    with pytest.raises(InputError, match=r"precondition='adam'.*after making it"):
+    with pytest.raises(InputError, match=r"precondition='adam'.*Write precondition=optimizer"):
         GraB(model, N, precondition="adam")
     adam = torch.optim.Adam(model[2].parameters())
     with pytest.raises(InputError, match=r"does not have '0\.weight'.*params="):

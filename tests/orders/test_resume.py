@@ -205,7 +205,7 @@ def test_observed_through_indices_it_knows_if_nothing_was_left_out() -> None:
         other = GraB(None, N)
         other.load_state_dict(whole.state_dict())
         if part == drawn[2:4]:
-            with pytest.raises(StateError, match="out of turn"):
+            with pytest.raises(StateError, match="out of order"):
                 other.resume()
     assert other.resume() == 0
     assert list(other.sampler) == drawn[4:]
@@ -282,7 +282,7 @@ def test_a_batch_sampler_that_cannot_pass_the_cursor_on_is_refused_with_a_state(
     if resume:
         found.order.resume()
     before = str(found.order.state_dict())
-    with pytest.raises(StateError, match=r"drawing 2 batches and throwing them away.*order\.resume\(\)"):
+    with pytest.raises(StateError, match=r"draws 2 batches and discards them.*order\.resume\(\)"):
         next(iter(found.loader))
     assert str(found.order.state_dict()) == before
     if not workers:  # at an epoch's end such a loader begins anew, and draws nothing in vain; workers draw at once

@@ -132,7 +132,7 @@ def test_a_run_with_names_resumes() -> None:
 NAMES: dict[str, tuple[Any, type[Exception], str]] = {
     "too few": ([0, 1, 2], InputError, r"indices of shape \(3,\).*one integer for each of the 4"),
     "too many": ([0, 1, 2, 3, 4], InputError, r"indices of shape \(5,\)"),
-    "twice": ([0, 1, 2, 2], InputError, "named twice"),
+    "twice": ([0, 1, 2, 2], InputError, "repeated"),
     "out of range": ([0, 1, 2, N], InputError, "out of range"),
     "negative": ([0, 1, 2, -1], InputError, "out of range"),
     "floats": (np.ones(4), InputError, "dtype float64"),

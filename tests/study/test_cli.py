@@ -64,7 +64,7 @@ def test_herd_prints_the_objective_before_and_after(vectors: Path, out: Path) ->
     lines = call("herd", vectors, "--out", out).stdout.splitlines()
     z, order = np.load(vectors), np.load(out)
     assert lines[0] == "201 vectors of 7 numbers"
-    assert lines[4:] == [f"The order, 201 row indices: {out}"]
+    assert lines[4:] == [f"Wrote the order (201 row indices) to {out}"]
     for line, norm in zip(lines[2:4], (np.inf, 2), strict=True):
         before, after = herding.herding_objective(z, norm=norm), herding.herding_objective(z, order, norm=norm)
         assert line.split()[-3:] == [f"{before:.6g}", f"{after:.6g}", f"{before / after:.1f}x"]
@@ -75,7 +75,7 @@ def test_herd_without_an_output_writes_nothing(vectors: Path, out: Path) -> None
     out.unlink()
     result = call("herd", vectors)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines() == [*told[:4], "To keep the order: --out order.npy"]
+    assert result.stdout.splitlines() == [*told[:4], "To save the order: --out order.npy"]
     assert [path.name for path in vectors.parent.iterdir()] == ["vectors.npy"]
 
 

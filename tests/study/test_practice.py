@@ -63,6 +63,8 @@ def test_orders_at_their_own_rate_and_length(folder: Path) -> None:
     assert grab.equal["train"].difference == pytest.approx(equal.difference)
     assert practice.better(grab.equal["train"], "train") is False
     assert practice.better(grab.equal["train"], "accuracy") is True
+    assert grab.same_rate == pytest.approx((0.4 - 0.001) / (0.7 + 0.001))  # of the two seeds at this rate
+    assert found["rr", 4].same_rate is None
     assert grab.values["test"].to_dict() == pytest.approx(found["grab", 4].values["train"].to_dict(), abs=0.3)
 
 
@@ -76,12 +78,12 @@ def test_a_constant_rate_is_judged_by_its_last_fifth(tmp_path: Path) -> None:
 def test_the_page_begins_with_it(folder: Path) -> None:
     page = write_claims(folder)
     assert page.verdict == (
-        "Against random reshuffling with a tuned rate and as much processor time, in 1 setting: training loss: better "
-        "in 0, worse in 1; test accuracy: better in 0, worse in 0."
+        "Against random reshuffling with a tuned rate and as much processor time, in 1 setting: test loss: better in "
+        "0, worse in 1; test accuracy: better in 0, worse in 0."
     )
     text = (folder / "README.md").read_text()
     claims = text.index("## The paper's claims")
-    assert text.index(page.verdict) < text.index("![Training loss and test accuracy") < claims
+    assert text.index(page.verdict) < text.index("![Test loss and test accuracy") < claims
     row = next(line for line in text.splitlines() if "| GraB |" in line)
     assert r"| 4 | 0.4\* | 1.50 | 0.4000 ± 0.0016 |" in row
     assert (folder / "by-time.png").is_file()

@@ -112,7 +112,7 @@ def test_more_seeds_are_added_and_nothing_is_measured_twice(tmp_path: Path) -> N
 
 
 def test_other_folders_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="belongs to something else"):
+    with pytest.raises(InputError, match="belongs to another kind of study"):
         run_study("rates", folders["statement1"], quick=True, report=quiet)
     study = STUDIES["statement1"]
     with pytest.raises(InputError, match="other sizes"):

@@ -115,7 +115,7 @@ def test_refused() -> None:
     model = linear(2)
     with pytest.raises(InputError, match="5 inputs and 4 targets"):
         theory.smoothness(model, nn.functional.mse_loss, x, y[:4])
-    with pytest.raises(InputError, match="without trained weights"):
+    with pytest.raises(InputError, match="without trainable weights"):
         theory.gradient_error(nn.Tanh(), nn.functional.mse_loss, x, y)
     with pytest.raises(InputError, match="5,000 weights"):
         theory.example_smoothness(linear(5000), nn.functional.mse_loss, torch.zeros(1, 5000).double(), y[:1])

@@ -97,7 +97,7 @@ class _Compiled(Balancer):
             raise InputError(
                 f"kind={self.kind!r}",
                 expected="the kind of a built-in balancer",
-                remedy="Override signs() for a rule of your own: the compiled loop has only the built-in ones.",
+                remedy="Override signs() in a custom balancer: the compiled loop supports only the built-in ones.",
             )
         parameter = self.parameter(n=n, d=d)
         signs, done = batch_signs(self.kind, dots, gram, u, state, parameter, fallback, sup)
@@ -144,7 +144,7 @@ class SelfBalancingWalk(_Compiled):
 
     def __post_init__(self) -> None:
         if self.c is not None and not 0 < self.c < math.inf:
-            raise InputError(f"c={self.c!r}", expected="a positive number or None", remedy="None takes Theorem 4's c.")
+            raise InputError(f"c={self.c!r}", expected="a positive number or None", remedy="None uses Theorem 4's c.")
         _check_delta(self.delta)
 
     def parameter(self, *, n: int, d: int) -> float:
@@ -187,7 +187,7 @@ def compiled_rule(balancer: Balancer, *, n: int, d: int) -> tuple[int, float] | 
 def walk_failure(t: int, parameter: float) -> BalancingFailedError:
     """The error for a walk that left its bound at vector ``t``."""
     return BalancingFailedError(
-        f"a signed sum beyond c = {parameter:.6g} at vector {t}",
+        f"a signed sum larger than c = {parameter:.6g} at vector {t}",
         expected="the walk to stay within c",
         remedy="Pass a larger c, or balance with Deterministic().",
     )

@@ -206,7 +206,7 @@ def _is_number(value: Any) -> bool:
 
 def broken(name: str, came: str, expected: str) -> StateError:
     """The error for a field of a saved state that cannot have been saved."""
-    return StateError(f"a state whose {name!r} is {came}", expected=expected, remedy="Load a state as it was saved.")
+    return StateError(f"a state whose {name!r} is {came}", expected=expected, remedy="Load the state unchanged.")
 
 
 def described(value: Any) -> str:

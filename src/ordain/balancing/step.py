@@ -85,7 +85,9 @@ def balance(
         stream: the stream of random numbers, one for each pass.
     """
     paired = state.paired
-    table = state.allocate(batch.dim, batch.dtype, batch.device)
+    table = state.table
+    if table is None or table.dtype is not batch.dtype:
+        table = state.allocate(batch.dim, batch.dtype, batch.device)
     if table.dtype is not batch.dtype:
         batch = batch.double() or batch
     # In a plain batch nothing is left over from before or for later, and each row is a unit.

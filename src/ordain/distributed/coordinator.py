@@ -64,8 +64,8 @@ class RankCoordinator:
         if self._broken:
             raise RanksError(
                 "a step after one that was interrupted on this rank",
-                expected="ranks that have all exchanged the same",
-                remedy="Make the order anew on every rank, and load the last saved state.",
+                expected="ranks that have completed the same exchanges",
+                remedy="Create a new order on every rank, and load the last saved state.",
             )
         calls = self._ranks.calls
         try:
@@ -87,8 +87,7 @@ class RankCoordinator:
         sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
         start = cursor.view.own(cursor.taken)
         cursor.check_drawn(sum(sizes), cursor.view.own(cursor.drawn) - start)
-        if not all(isinstance(batch, int) for batch in batches):
-            cursor.check_passed_over(sum(sizes))
+        cursor.compare_with_loader(sum(sizes), skipped=all(isinstance(batch, int) for batch in batches))
         for size, done in zip(sizes, accumulate(sizes, initial=start), strict=False):
             positions = self._mine[done : done + size] % cursor.view.n
             if size and arrangement.whole_units:

@@ -151,10 +151,10 @@ class Unshared(View):
     def check_draw(self) -> None:
         if other_ranks():
             raise StepError(
-                "a draw from an order that was made before init_process_group(), which every rank would visit whole",
-                expected="an order made when the ranks know of each other",
-                remedy="Make the order after init_process_group(); or say distributed=False if each rank shall visit "
-                "all examples.",
+                "a draw from an order created before init_process_group(): every rank would visit all examples",
+                expected="an order created after init_process_group()",
+                remedy="Create the order after init_process_group(), or pass distributed=False if each rank should "
+                "visit all examples.",
             )
 
 
@@ -172,7 +172,7 @@ def view_for(n: int, distributed: Any) -> View:
         raise InputError(
             f"distributed={distributed!r}",
             expected="'auto', False, 'exact', 'independent' or a Distributed(...)",
-            remedy="Leave it out: inside torch.distributed the order is shared out, elsewhere it is not.",
+            remedy="Leave it out: inside torch.distributed the order is sharded, elsewhere it is not.",
         )
     ranks = distributed.ranks
     if ranks is None:

@@ -56,7 +56,7 @@ class ProcessRanks:
             raise InputError(
                 f"a group that rank {dist.get_rank()} is not in",
                 expected="a group of which this process is a member",
-                remedy="Make the order only on the ranks of the group.",
+                remedy="Create the order only on the ranks of the group.",
             )
         self.size = dist.get_world_size(self._group)
         self.sent = self.calls = 0
@@ -86,9 +86,9 @@ class ProcessRanks:
     def _lost(self, mine: str, error: RuntimeError) -> RanksError:
         return RanksError(
             f"no answer from another rank {self._within}, or it has ended (rank {mine}: {_short(error)})",
-            expected="every rank to make the order, and to call order.step() after each of its backward passes",
-            remedy="Look for the first error among the ranks' logs: a rank that ended or raised takes the others "
-            "down. Start again under torchrun from the last saved state.",
+            expected="every rank to create the order and to call order.step() after each of its backward passes",
+            remedy="Look for the first error among the ranks' logs: when one rank ends or raises, the others fail "
+            "too. Restart under torchrun from the last saved state.",
         )
 
 

@@ -52,7 +52,7 @@ class Stateful:
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
             raise StateError(
                 f"a state of an order that cannot be read ({str(error).partition(chr(10))[0][:120]})",
-                expected="what ordain.distributed.stateful(order).state_dict() gave",
+                expected="what ordain.distributed.stateful(order).state_dict() returned",
                 remedy="Save and load with torch.distributed.checkpoint and the same adapter.",
             ) from error
         self._order.load_state_dict(state)

@@ -56,7 +56,7 @@ def as_gradients(grads: Any) -> Gradients:
         raise GradientError(
             f"different numbers of examples: {sizes}",
             expected="the same batch size B as the first dimension of every tensor",
-            remedy="Pass per-example gradients, one row an example, not summed ones.",
+            remedy="Pass per-example gradients, one row per example, not their sum.",
         )
     if not any(block.shape[1] for block in blocks):
         raise GradientError("gradients of length 0", expected="[B, d] with d >= 1", remedy="Pass the gradients.")
@@ -80,7 +80,7 @@ def _block(name: str, value: Any) -> Tensor:
     if value.ndim < 2 and name == "grads":
         raise GradientError(
             f"gradients of shape {tuple(value.shape)}",
-            expected="[B, d], one row an example",
+            expected="[B, d], one row per example",
             remedy="For a single example pass g.reshape(1, -1).",
         )
     if value.ndim < 1 or not value.is_floating_point():

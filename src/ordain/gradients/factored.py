@@ -52,14 +52,12 @@ class Factored(Gradients):
         gram, dots = self._zeros(self.size // 2, len(vectors))
         whole: tuple[Tensor, Tensor] | None = None  # of the parameters for which pairing first saves nothing
         for offset, grads in self.placed:
-            for one in grads.apart():
-                part, pairs = vectors[:, offset : offset + one.numel], one.paired()
-                if pairs is not None:
-                    pairs.add_products(part, gram, dots)
-                else:
-                    whole = whole or self._zeros(self.size, len(vectors))
-                    one.add_products(part, *whole)
-                offset += one.numel
+            part, pairs = vectors[:, offset : offset + grads.numel], grads.paired()
+            if pairs is not None:
+                pairs.add_products(part, gram, dots)
+            else:
+                whole = whole or self._zeros(self.size, len(vectors))
+                grads.add_products(part, *whole)
         if whole is not None:
             for sums, more in zip((gram, dots), differences(*whole), strict=True):
                 sums += more

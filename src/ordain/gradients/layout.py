@@ -99,8 +99,8 @@ def batch_size(sizes: Sequence[int], shapes: Sequence[Sequence[int]], batch_dim:
         raise GradientError(
             f"inputs of {several[0]} and {several[1]} rows, and outputs of both",
             expected="one number of examples",
-            remedy="Return from the model only what has a row for each example, or keep what all examples share in the "
-            "model (a buffer) instead of passing it in.",
+            remedy="Return only tensors with a row for each example, and keep what all examples share in the model (a "
+            "buffer) instead of passing it in.",
         )
     if several:
         return several[0]

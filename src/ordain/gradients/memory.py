@@ -103,8 +103,8 @@ def in_pieces(size: int, add: Callable[[int, int], None]) -> None:
 def _given_up(said: str) -> MemoryLimitError:
     first = (said or "it ran out").splitlines()[0][:200]
     return MemoryLimitError(
-        f"no memory for per-example gradients, however few at a time ({first})",
-        expected="memory beside the model for what its layers saw and a little more",
-        remedy="Take smaller batches, order by fewer parameters with params=, or free memory. What was learned before "
-        "is kept; to go on with the next batch, call order.skip(len(x)) for the one that failed.",
+        f"not enough memory for per-example gradients, even a few at a time ({first})",
+        expected="memory for the inputs and output gradients of the layers, in addition to the model",
+        remedy="Take smaller batches, order by fewer parameters with params=, or free memory. What was learned so far "
+        "is kept; to continue with the next batch, call order.skip(len(x)) for the one that failed.",
     )

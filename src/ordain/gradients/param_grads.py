@@ -351,5 +351,18 @@ class WithBias(OuterProduct):
     kind = "with bias"
     biased = True
 
+    def paired(self) -> OuterProduct:
+        return _PairsWithBias(*pair_factors(self._a, self._b))
+
     def apart(self) -> list[ParamGrads]:
         return [OuterProduct(self._a, self._b), Materialized(self._b)]
+
+
+class _PairsWithBias(OuterProduct):
+    """The differences of pairs of a linear layer's gradients: those of the bias are the first of the factors b."""
+
+    def add_products(self, vectors: Tensor, gram: Tensor, dots: Tensor) -> None:
+        super().add_products(vectors, gram, dots)
+        bias = self._b[:, 0]
+        gram.addmm_(bias, bias.T)
+        dots.addmm_(vectors[:, self.numel :], bias.T)

@@ -24,8 +24,8 @@ class Sketch:
     """The map S for gradients of any length.
 
     Args:
-        k: how many numbers an example keeps. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k where g and h
-            are outer products, whose rows and columns are hashed apart.
+        k: how many numbers are kept per example. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k where
+            g and h are outer products, whose rows and columns are hashed separately.
         seed: everything random follows from it.
 
     >>> one, other = torch.ones(1, 50), torch.arange(50.0)[None]
@@ -64,6 +64,6 @@ def check_sketch(k: Any) -> int:
         raise InputError(
             f"a sketch of {k!r} numbers",
             expected=f"an integer from 1 to {_MOST}",
-            remedy="Try 4096; a power of two is quickest.",
+            remedy="Try 4096; powers of two are fastest.",
         )
     return k

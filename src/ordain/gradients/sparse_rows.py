@@ -41,7 +41,7 @@ class SparseRows(ParamGrads):
             raise GradientError(
                 f"ids from {int(ids[0])} to {int(ids[-1])} in a table of {self.rows} rows",
                 expected="ids of its rows",
-                remedy="Give the embedding its size before the order is made.",
+                remedy="Resize the embedding before creating the order.",
             )
         return keys % self.size, ids, b.new_zeros(len(keys), self.cols).index_add_(0, place, b)
 

@@ -26,7 +26,7 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
     that of one process. ``even_batches`` has nothing to do; see ``tail=`` in docs/distributed.md.
 
     Args:
-        accelerator: made before the order.
+        accelerator: created before the order.
         order: whose sampler the loader draws from.
         loader: not prepared yet.
     """
@@ -48,7 +48,7 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
         order,
         loader,
         ranks=ranks,
-        remedy="Make the order after the Accelerator, which initialises torch.distributed, and write "
+        remedy="Create the order after the Accelerator, which initialises torch.distributed, and write "
         "DataLoader(dataset, batch_size=..., sampler=order.sampler).",
     )
     return prepare_data_loader(  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ordain.errors import ArgumentError, InputError, StateError
+from ordain.errors import ArgumentError, InputError, StateError, StepError
 from ordain.integrations.packages import require
 from ordain.integrations.samplers import check_sampler
 from ordain.orders import Order
@@ -12,13 +12,15 @@ from ordain.orders import Order
 require("lightning", extra="lightning")
 
 from lightning.pytorch.callbacks import Callback  # noqa: E402
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 from lightning.pytorch.utilities.data import extract_batch_size  # noqa: E402
 
 __all__ = ["OrderCallback"]
 
 _KEY = "ordain"
 _MAKE = (
-    "Make the order in setup() of the LightningModule, as self.order, and return DataLoader(..., "
+    "Create the order in setup() of the LightningModule, as self.order, and return DataLoader(..., "
     "sampler=self.order.sampler) from train_dataloader()."
 )
 
@@ -28,7 +30,7 @@ class OrderCallback(Callback):
 
     Args:
         order: whose sampler the training loader draws from. None: the attribute ``order`` of the LightningModule or,
-            if it has none, of the LightningDataModule. An order that is made in ``setup()`` is shared by all processes.
+            if it has none, of the LightningDataModule. An order created in ``setup()`` is shared by all processes.
     """
 
     def __init__(self, order: Order | None = None) -> None:
@@ -41,9 +43,17 @@ class OrderCallback(Callback):
         self._order = order
         self._live: Order | None = None  # the order of this fit
         self._observed = False  # was there a backward in this batch?
+        self._seen = False  # was there one in this fit?
         self._scale = (
             1.0  # of the gradient scaler in that backward: manual optimisation changes it before the batch ends
         )
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Move and convert the model before its own ``setup()`` makes an order of it; Lightning would do so after."""
+        if stage == "fit" and isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            pl_module.to(trainer.strategy.root_device)
+            if isinstance(trainer.precision_plugin, (HalfPrecision, DoublePrecision)):  # precision="bf16-true"
+                trainer.precision_plugin.convert_module(pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Continue where the checkpoint stood; before the loader draws."""
@@ -53,7 +63,7 @@ class OrderCallback(Callback):
             raise StateError(
                 "a checkpoint without an order",
                 expected="a checkpoint of a Trainer with an OrderCallback",
-                remedy="Load its model alone with load_from_checkpoint(), and begin a new fit().",
+                remedy="Load only the model with load_from_checkpoint(), and start a new fit().",
             )
         order = self._found(trainer, pl_module)
         order.load_state_dict(checkpoint[_KEY])
@@ -75,7 +85,7 @@ class OrderCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find the order and its loader."""
-        self._live = self._checked(trainer, pl_module)
+        self._live, self._seen = self._checked(trainer, pl_module), False
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise if the loader was replaced (reload_dataloaders_every_n_epochs) by one of another order."""
@@ -83,7 +93,7 @@ class OrderCallback(Callback):
             raise InputError(
                 "another order than in the last epoch",
                 expected="one order for the whole fit",
-                remedy="Leave reload_dataloaders_every_n_epochs out, or make the order in setup().",
+                remedy="Leave reload_dataloaders_every_n_epochs out, or create the order in setup().",
             )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -92,7 +102,7 @@ class OrderCallback(Callback):
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Learn from the batch, before the optimizer changes the weights."""
-        self._observed = True
+        self._observed = self._seen = True
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # precision="16-mixed"
         self._scale = 1.0 if scaler is None else scaler.get_scale()
         if pl_module.automatic_optimization and self._live is not None:
@@ -107,10 +117,30 @@ class OrderCallback(Callback):
         elif not pl_module.automatic_optimization:
             self._live.step(loss_scale=self._scale)
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Raise if the optimizer steps after a backward that nobody was told of."""
+        self._check_backward(pl_module)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The same for an optimizer that Lightning does not know."""
+        self._check_backward(pl_module)
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the model as it was found."""
         if self._live is not None:
             self._live.detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same if training breaks off."""
+        self.on_train_end(trainer, pl_module)
+
+    def _check_backward(self, pl_module: Any) -> None:
+        if self._live is not None and not self._seen and not pl_module.automatic_optimization:
+            raise StepError(
+                "manual optimisation without self.manual_backward(loss)",
+                expected="a backward that Lightning tells its callbacks of",
+                remedy="Write self.manual_backward(loss) in place of loss.backward().",
+            )
 
     def _found(self, trainer: Any, pl_module: Any) -> Order:
         order = self._order or getattr(pl_module, "order", None) or getattr(trainer.datamodule, "order", None)
@@ -124,5 +154,11 @@ class OrderCallback(Callback):
 
     def _checked(self, trainer: Any, pl_module: Any) -> Order:
         order, loader = self._found(trainer, pl_module), trainer.train_dataloader
+        if isinstance(loader, (dict, list, tuple)):
+            raise InputError(
+                f"several training loaders (a {type(loader).__name__})",
+                expected="one DataLoader that draws from order.sampler",
+                remedy="Return that one from train_dataloader(), and draw from the others in training_step().",
+            )
         check_sampler(order, loader, ranks=trainer.world_size, remedy=_MAKE)
         return order

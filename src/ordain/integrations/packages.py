@@ -14,7 +14,7 @@ def require(*packages: str, extra: str) -> None:
             import_module(package)
     except ImportError as error:
         raise MissingPackageError(
-            f"no package {package!r} that can be imported ({error})",
-            expected=f"what ordain.integrations.{extra} works with",
-            remedy=f"Install it: pip install 'ordain[{extra}]'",
+            f"an error when importing {package!r} ({error})",
+            expected=f"the packages that ordain.integrations.{extra} needs",
+            remedy=f"Install them with: pip install 'ordain[{extra}]'",
         ) from error

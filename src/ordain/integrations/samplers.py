@@ -24,6 +24,6 @@ def check_sampler(order: Order, loader: Any, *, ranks: int, remedy: str) -> None
     if shared != ranks:
         raise InputError(
             f"an order of {shared} process{'es' * (shared > 1)} on one of {ranks}",
-            expected="an order that all processes share, made when torch.distributed is initialised",
+            expected="an order that all processes share, created after torch.distributed is initialised",
             remedy=f"Leave distributed=False out. {remedy}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ class OrderedMixin:
     order: Order
 
     def __init__(self, *args: Any, order: Build, **kwargs: Any) -> None:
-        if not callable(order):
+        if not callable(order) or (isinstance(order, type) and not issubclass(order, Order)):
             raise ArgumentError(
                 f"order={order!r}",
-                expected="a class of orders, or a function of the model and n that makes one",
+                expected="an order class, or a function of the model and n that creates an order",
                 remedy="Write order=GraB, or order=lambda model, n: GraB(model, n, params='head').",
             )
         super().__init__(*args, **kwargs)
@@ -70,9 +71,9 @@ class OrderedMixin:
         made = build(self._build, trainer.model, dataset)
         if made is getattr(self, "order", None):
             raise ArgumentError(
-                "order= that makes the same order again",
+                "order= that returns the same order again",
                 expected="a new order for each train(), whose model may be a new one (model_init=)",
-                remedy="Make it in the function: order=lambda model, n: GraB(model, n).",
+                remedy="Create it in the function: order=lambda model, n: GraB(model, n).",
             )
         self.order = made
         batches = Batches(self.order.sampler, theirs.batch_sampler.batch_size, trainer.args.dataloader_drop_last)
@@ -137,18 +138,29 @@ class OrderedTrainer(OrderedMixin, Trainer):
         **kwargs: of Trainer.
 
     Attributes:
-        order: made when training begins.
+        order: created when training begins.
     """
 
 
 def build(order: Build, model: Any, dataset: Any) -> Order:
     """The order of a dataset's examples, by a model's gradients if it looks at any."""
     n = len(dataset)
-    first = next(iter(inspect.signature(order).parameters), None) if isinstance(order, type) else None
-    made = order(n) if isinstance(order, type) and first != "model" else order(model, n)  # type: ignore[call-arg]
+    signature = inspect.signature(order)
+    kind = order.func if isinstance(order, partial) else order
+    by_model = not isinstance(kind, type) or next(iter(signature.parameters), None) == "model"
+    given = (model, n) if by_model else (n,)
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise ArgumentError(
+            f"order= that takes {signature}",
+            expected="an order class, or a function of the model and n that creates an order",
+            remedy="Write order=lambda model, n: RandomReshuffling(n).",
+        ) from error
+    made = order(*given)
     if not isinstance(made, Order) or made.n > n:
         raise ArgumentError(
-            f"order= that makes {made!r}",
+            f"order= that returns {made!r}",
             expected=f"an order of the dataset's {n} examples",
             remedy="Write order=lambda model, n: GraB(model, n).",
         )
@@ -198,7 +210,7 @@ class Keeper(TrainerCallback):
             raise StateError(
                 f"{self._folder} without a saved order",
                 expected="a checkpoint of an OrderedTrainer",
-                remedy="Resume with the trainer that wrote it, or load its model and begin anew.",
+                remedy="Resume with the trainer that wrote it, or load its model and start a new run.",
             )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -211,6 +223,7 @@ class Keeper(TrainerCallback):
             return  # the next epoch begins
         steps = -(-len(batches) // args.gradient_accumulation_steps)  # of the optimizer, in an epoch
         done = state.global_step % steps * args.gradient_accumulation_steps
+        _check_position(state, state.global_step // steps + done / len(batches))
         if not done:
             order.resume(order.n)  # all of the epoch, even if its last examples were dropped
             return
@@ -241,6 +254,17 @@ class Keeper(TrainerCallback):
         """One file for all ranks, unless each has an order of its own."""
         rank = order.state_dict(vectors=False, history=False).get("rank")
         return "order.pt" if rank is None else f"order-{rank}.pt"
+
+
+def _check_position(state: Any, counted: float) -> None:
+    """Raise if the trainer, which counts steps, is not where the checkpoint is: it would pass over some examples."""
+    if abs(state.epoch - counted) > 1e-6:
+        raise StateError(
+            f"a checkpoint of step {state.global_step} after {state.epoch:.3g} epochs, where the trainer counts "
+            f"{counted:.3g}",
+            expected="the batch size, gradient_accumulation_steps and number of processes of the run that saved it",
+            remedy="Resume with those; or pass ignore_data_skip=True, which begins the next epoch.",
+        )
 
 
 def _check_trainer(trainer: Any) -> None:

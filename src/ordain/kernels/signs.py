@@ -40,8 +40,10 @@ def announce(loop: Any) -> None:
     """Log one line before a compilation that takes seconds, unless an earlier process left its result on disk."""
     stats = getattr(loop, "stats", None)  # None: Numba is switched off
     if stats is not None and not (stats.cache_path and any(Path(stats.cache_path).glob(f"*.{loop.__name__}-*.nbi"))):
-        kept = "the result is kept on disk" if stats.cache_path else "in every process, because no cache can be written"
-        logging.getLogger("ordain").warning("compiling a loop, which takes about 5 seconds: %s", kept)
+        how = (
+            "once (the result is cached on disk)" if stats.cache_path else "in every process (no cache can be written)"
+        )
+        logging.getLogger("ordain").warning("compiling %s: this takes about 5 seconds", how)
 
 
 @compile_loop

@@ -94,14 +94,14 @@ class Arrangement:
         if self.units.group > 1:
             raise InputError(
                 f"indices with group={self.units.group}",
-                expected="units to come in the order drawn",
+                expected="units in the order in which they were drawn",
                 remedy="Leave indices out and observe batches in the order in which they are drawn.",
             )
         n = self.units.n
         if len(named) and (named.min() < 0 or named.max() >= n or len(np.unique(named)) < len(named)):
             raise InputError(
-                "an index out of range or named twice",
-                expected=f"different indices in range({n})",
+                "an index that is out of range or repeated",
+                expected=f"distinct indices in range({n})",
                 remedy="Pass the dataset index of each row.",
             )
         slot_of = np.empty(n, dtype=np.int64)
@@ -130,7 +130,7 @@ class Arrangement:
         if len(slots) != 1 or examples != self.sizes(slots)[0]:
             raise StepError(
                 f"a micro-batch of {examples} examples",
-                expected=f"units of group={self.units.group} examples, one to a backward",
+                expected=f"units of group={self.units.group} examples, one per backward",
                 remedy="Set batch_size and group to the same number.",
             )
 
@@ -142,8 +142,8 @@ class Arrangement:
         self.warn_once(
             "not finite",
             f"{count} example(s) with a gradient that is not finite were set aside for epoch {epoch}: they are visited "
-            "as before but have no say in the next order. order.set_aside counts them; check the loss and the learning "
-            "rate if it grows.",
+            "as before but do not influence the next order. order.set_aside counts them; check the loss and the "
+            "learning rate if it grows.",
         )
 
     def set_aside(self, slots: Any) -> None:
@@ -171,7 +171,7 @@ class Arrangement:
         if not self._origin <= epoch <= present:
             raise InputError(
                 f"epoch {epoch}",
-                expected=f"an epoch from {self._origin} to {present}, the one being visited",
+                expected=f"an epoch from {self._origin} to {present}, the current one",
                 remedy="Later orders are not known yet; earlier ones were left out by state_dict(history=False).",
             )
         if epoch == present:

@@ -138,9 +138,9 @@ class Cursor:
         if missing > 0:
             self._warn(
                 "lost",
-                f"{missing} examples of epoch {self.epoch} came out of the loader and were not observed, so that "
-                "gradients after them were taken for those of other examples. (Harmless if you left the pass early on "
-                f"purpose.) {_PASSED_OVER}",
+                f"{missing} examples of epoch {self.epoch} were drawn by the loader but not observed, so later "
+                "gradients were attributed to the wrong examples. (Harmless if you left the pass early on purpose.) "
+                f"{_PASSED_OVER}",
             )
 
     def _is_over(self) -> bool:
@@ -199,30 +199,40 @@ class Cursor:
                 f"{count} examples to observe, but only {waiting} drawn and not yet observed",
                 expected="each drawn example to be observed once",
                 remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
-                "backward counts twice (run forwards that shall not count inside order.ignore()). Or pass indices=.",
+                "backward counts twice (run forwards that should not count inside order.ignore()). Or pass indices=.",
             )
 
-    def check_passed_over(self, count: int) -> None:
+    def compare_with_loader(self, count: int, *, skipped: bool = False) -> None:
         """Raise if the loop has gone past a batch without observing it, before so many more of its own are observed.
 
         A loop may hold batches back from its first step on, all that a chunk or a framework reads ahead. One that later
-        holds more has passed a batch over, and would take its gradients for those of other examples.
+        holds more has passed a batch over, and would take its gradients for those of other examples. If the next
+        examples are ``skipped``, that is nothing to raise for.
         """
-        after = None if self._handed is None else self._handed.after(self.view.own(self.taken) + count)
-        if self._handed is not None and self._handed.reads_ahead and not self.out_of_turn:
+        handed = self._handed
+        if handed is None:
+            return
+        after = handed.after(self.view.own(self.taken) + count)
+        if handed.reads_ahead and not (skipped or self.out_of_turn):
             self._warn(
                 "reads ahead",
                 "the loader's batch sampler draws the examples of several batches at once. If it sorts or drops them, "
                 "gradients are taken for those of other examples: have the dataset return each one's index and call "
                 "order.step(indices=...).",
             )
-        if after is None or self.out_of_turn:
+        if after is None:
+            self._behind = None
+            return
+        batches, examples, drawn = after
+        # A loop that reads ahead may be left while it holds batches: only at the end are they known to be lost.
+        self._behind = examples if drawn < handed.batch else 0
+        if skipped or self.out_of_turn:
             return
         if self._ahead is None:
-            self._ahead = after[0]
-        elif after[0] > self._ahead:
+            self._ahead = batches
+        elif batches > self._ahead:
             raise StepError(
-                f"{count} examples to observe, {after[1]} fewer than the loader has handed out",
+                f"{count} examples to observe, {examples} fewer than the loader has handed out",
                 expected="each batch of the loader to be observed before the next",
                 remedy=_PASSED_OVER,
             )
@@ -232,10 +242,6 @@ class Cursor:
         self.touched = self.touched or count > 0
         self.out_of_turn = self.out_of_turn or named
         self.taken += 0 if named else count
-        after = None if self._handed is None else self._handed.after(self.view.own(self.taken))
-        # A loop that reads ahead may be left while it holds batches: only at the end are they known to be lost.
-        at_end = after is None or self._handed is None or after[2] < self._handed.batch
-        self._behind = None if after is None else after[1] * at_end
 
     def step_uncounted(self) -> None:
         """A step of a batch of unknown size, in an epoch that is not learned from."""
@@ -274,15 +280,15 @@ class Cursor:
         if done is None:
             raise StateError(
                 "resume() of an order that cannot tell how much of its epoch is done (it looks at no gradients in this "
-                "epoch and the loader does not show it, or it saw them out of turn)",
-                expected="the number of examples that are done",
-                remedy="Pass resume(steps_done * batch_size), or load a StatefulDataLoader's state, which knows.",
+                "epoch and the loader does not tell, or gradients were observed out of order)",
+                expected="the number of examples already visited",
+                remedy="Pass resume(steps_done * batch_size), or load the state of a StatefulDataLoader.",
             )
         n = self.view.n
         if not isinstance(done, int) or not 0 <= done <= n:
             raise InputError(
                 f"done={done!r}",
-                expected=f"how many of the epoch's {n} examples are done",
+                expected=f"how many of the epoch's {n} examples were visited",
                 remedy="Pass steps_done * batch_size.",
             )
         self._set_drawn(done)

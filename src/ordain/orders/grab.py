@@ -107,7 +107,7 @@ class BalancingLearner:
             raise GradientError(
                 f"gradients of {batch.dtype} on {batch.device}",
                 expected=f"{table.dtype} on {table.device}, as before",
-                remedy="Convert them, or make the order anew; a saved state belongs to one dtype.",
+                remedy="Convert them, or create a new order; a saved state has one dtype.",
             )
         sizes = None
         if not whole_units and self._arrangement.units.group > 1:

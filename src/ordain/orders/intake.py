@@ -19,19 +19,29 @@ class Intake:
     """Checks, scales and sketches.
 
     Args:
-        given: the length of the gradients that come, if a model is watched; None: that of the first ones.
+        given: the length of the gradients that come, if it is known already; None: that of the first ones.
         sketch: what is applied to those that are longer than a sketch; None: nothing.
         precondition: what scales them first; None: nothing.
+        from_model: whether they come from a model, which does not change their length.
 
     Attributes:
         passive: whether it has nothing to do with what comes from the model.
     """
 
-    def __init__(self, given: int | None, sketch: Sketch | None, precondition: Preconditioner | None = None) -> None:
+    def __init__(
+        self,
+        given: int | None,
+        sketch: Sketch | None,
+        precondition: Preconditioner | None = None,
+        *,
+        from_model: bool = False,
+    ) -> None:
         self.sketch, self._precondition = sketch, precondition
         self._given = self._coming = given
-        self._fixed = given is not None
-        self.passive = self._fixed and sketch is None and precondition is None
+        self._fixed, self._from_model = given is not None, from_model
+        self.passive = False
+        if given is not None:
+            self.confirm()
 
     @property
     def dim(self) -> int | None:
@@ -48,14 +58,15 @@ class Intake:
             )
         self._coming = batch.dim
         sketch = self.sketch
-        if sketch is None or batch.dim <= sketch.k:
-            return batch
-        return shrinking(lambda: sketch(self._scaled(batch)))
+        return batch if sketch is None or not self._sketched else shrinking(lambda: sketch(self._scaled(batch)))
 
     def learned(self, batch: Gradients) -> Gradients:
         """The same as it is learned from: scaled, unless it is a sketch, which is of scaled gradients."""
-        sketched = self.sketch is not None and self._coming is not None and self._coming > self.sketch.k
-        return batch if sketched else self._scaled(batch)
+        return batch if self._sketched else self._scaled(batch)
+
+    @property
+    def _sketched(self) -> bool:
+        return self.sketch is not None and self._coming is not None and self._coming > self.sketch.k
 
     def _scaled(self, batch: Gradients) -> Gradients:
         return batch if self._precondition is None else self._precondition(batch)
@@ -68,6 +79,7 @@ class Intake:
     def confirm(self) -> None:
         """The last batch was learned from: those that follow must be of its length."""
         self._given = self._coming
+        self.passive = self._from_model and self._precondition is None and not self._sketched
 
     def save(self, *, vectors: bool) -> State:
         """The lengths, and what they are scaled by."""

@@ -193,9 +193,9 @@ class HerdingLearner:
         found = np.asarray(self._routine(self._stored if complete.all() else self._stored[known]))
         if found.shape != known.shape or not np.array_equal(np.sort(found), np.arange(len(known))):
             raise InputError(
-                f"an answer of shape {found.shape} from the herding routine",
+                f"a result of shape {found.shape} from the herding routine",
                 expected=f"a permutation of range({len(known)})",
-                remedy="A routine takes [n, d] and names each row once.",
+                remedy="A routine takes [n, d] and returns each row index once.",
             )
         sigma = order[known[found]]
         half = len(sigma) // 2

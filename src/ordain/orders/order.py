@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,30 +18,24 @@ from torch.utils.data import Sampler
 from ordain import _rng
 from ordain._context import undisturbed
 from ordain.errors import ArgumentError, InputError, StepError
-from ordain.gradients import Collected, Gradients, Sketch, Source, as_gradients, rescaled
-from ordain.gradients.sources import HEAD, Claim, claim, source_for
+from ordain.gradients import Collected, Sketch, Source, as_gradients, rescaled
+from ordain.gradients.sources import HEAD, source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.coordination import Collect, Coordinator
+from ordain.orders.coordination import Coordinator
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake, number_of
 from ordain.orders.learner import Learner
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.preconditioning import Preconditioner
-from ordain.orders.saved_state import (
-    STATE_VERSION,
-    State,
-    check_fields,
-    check_identity,
-    check_model,
-    converted,
-)
+from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
 from ordain.orders.schedule import Learning, Schedule
+from ordain.orders.steps import Steps
 from ordain.orders.units import Indices, Units, check_group, check_n, runs
 from ordain.orders.view import view_of
+from ordain.orders.watched_model import WatchedModel
 from ordain.sampler import OrderSampler, RankSampler
 
 Arrange = Callable[[int, int], Indices]
-_NONE: Indices = np.empty(0, dtype=np.int64)
 _INNER = ("arrange", "members", "identity", "learner", "model")  # arguments of subclasses to this class
 
 
@@ -154,13 +148,8 @@ class Order:
         # What must agree for a saved state to be loaded.
         self._identity = {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
         self._identity |= self._view.identity | extra
-        self._source: Source | None = None
         self._head = params == HEAD
-        self._detached = False
-        self._claim: Claim | None = None
-        self._watched: tuple[list[str], torch.dtype] | None = (
-            None  # names and dtype, of a model that was or a state that was loaded
-        )
+        self._watched = WatchedModel(type(self).__name__)
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -174,46 +163,53 @@ class Order:
             rank, ranks = self._view.rank, self._view.ranks
             self.sampler = RankSampler(self._cursor, order=repr(self), n=self.n, rank=rank, ranks=ranks)
         if learner is not None:
-            conditioner: Preconditioner | None = None
+            options = {"params": params, "loss_reduction": loss_reduction, "batch_dim": batch_dim}
+            sketches = None if sketch is None else Sketch(sketch, seed=self.seed)
             try:
-                if model is not None:
-                    model = model.module if isinstance(model, DistributedDataParallel) else model
-                    with self._view.heard():
-                        self._source = source_for(
-                            model, gradients, params=params, loss_reduction=loss_reduction, batch_dim=batch_dim
-                        )
-                    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-                    self._view.agree(**{"length of gradients": self._source.dim, "parameters of the model": shapes})
-                    if precondition is not None:
-                        conditioner = Preconditioner(precondition, model, self._source)
-                sketches = None if sketch is None else Sketch(sketch, seed=self.seed)
-                self._begin(learner, self._source, sketches, conditioner)
-                if model is not None and self._source is not None:
-                    self._claim = claim(model, self._source)
-                    self._watch(learning=self._learning)
+                self._begin(learner, model, gradients, options, sketches, precondition)
             except BaseException:
                 self.detach()
                 raise
 
     def _begin(
-        self, learner: Learner, source: Source | None, sketch: Sketch | None, conditioner: Preconditioner | None
+        self,
+        learner: Learner,
+        model: nn.Module | None,
+        gradients: str | Callable[..., Source],
+        options: dict[str, Any],
+        sketch: Sketch | None,
+        optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        self._learner = learner
-        self._intake = Intake(None if source is None else source.dim, sketch, conditioner)
+        """Build what learns, and watch the model."""
+        source, conditioner = None, None
+        if model is not None:
+            model = model.module if isinstance(model, DistributedDataParallel) else model
+            with self._view.heard():
+                source = source_for(model, gradients, **options)
+            self._watched.attach(source)
+            shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+            self._view.agree(**{"length of gradients": source.dim, "parameters of the model": shapes})
+            conditioner = None if optimizer is None else Preconditioner(optimizer, model, source)
+            self.device = source.like.device
         if sketch is not None:  # parameters are laid out differently in gradients from elsewhere
             self._identity["sketch"] = f"{sketch.k} of {'observe' if source is None else source.name}"
         whole_units = source is not None and source.whole_units
+        if whole_units:
+            self._view.deal_units(self.group)
+        self._learner = learner
+        dim = None if source is None else source.dim
+        self._intake = Intake(dim, sketch, conditioner, from_model=source is not None)
         self._arrangement = Arrangement(
             self._units, log=learner.log, learns=self._schedule.in_epoch, whole_units=whole_units
         )
         learner.begin(self._arrangement, seed=self.seed, dim=self._intake.dim)
-        if source is not None:
-            self.device = source.like.device
-        if whole_units:
-            self._view.deal_units(self.group)
         self._ranks: Coordinator | None = self._view.coordinator(
             self._cursor, self._arrangement, device=self.device, marks=learner.marks
         )
+        self._steps = Steps(self._cursor, self._arrangement, learner, self._intake, self._ranks)
+        if model is not None:
+            self._watched.keep(model)
+        self._watched.watch(learning=self._learning)
 
     # --- what a user sees -------------------------------------------------------------------------
 
@@ -238,10 +234,10 @@ class Order:
         if not self._learns or self._ranks is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
-                expected="an order made inside torch.distributed",
-                remedy="Call init_process_group() before making the order.",
+                expected="an order created after init_process_group()",
+                remedy="Call init_process_group() before creating the order.",
             )
-        return self._ranks.joinable(self._accompany)
+        return self._ranks.joinable(lambda: self._steps.accompany() if self._learning else None)
 
     def step(self, indices: Any = None, *, loss_scale: float | GradScaler = 1.0) -> None:
         """Call once after each ``loss.backward()``.
@@ -253,18 +249,16 @@ class Order:
             loss_scale: what the loss was multiplied by before its backward, if that changes from step to step; or the
                 ``torch.amp.GradScaler`` that did it, before its ``update()``. The gradients are divided by it.
         """
-        if type(loss_scale) is not float or loss_scale != 1.0:
-            loss_scale = number_of(loss_scale)
+        scale = 1.0 if type(loss_scale) is float and loss_scale == 1.0 else number_of(loss_scale)
         if self._learning:
-            scale = loss_scale
-            self._learn_from(lambda: self._collected(scale), indices)
+            self._steps.learn(partial(self._collected, scale), indices)
         else:
             self._cursor.step_uncounted()
 
     def observe(self, grads: Any, indices: Any = None) -> None:
         """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
         if self._learning:
-            self._learn_from(lambda: [self._given(grads)], indices)
+            self._steps.learn(lambda: [self._given(grads)], indices)
         elif indices is None:
             self._count(as_gradients(grads).size)
         else:
@@ -272,16 +266,7 @@ class Order:
 
     def ignore(self) -> AbstractContextManager[None]:
         """Forwards of the model in here do not count: a second pass over a batch, say. See docs/orders.md."""
-        if self._source is None:
-            return nullcontext()
-        ignore: Callable[[], AbstractContextManager[None]] | None = getattr(self._source, "ignore", None)
-        if ignore is None:
-            raise StepError(
-                f"ignore() with a source of type {type(self._source).__name__}",
-                expected="a source with a method ignore(), a context manager",
-                remedy="Write one, or call observe(grads) in place of step().",
-            )
-        return ignore()
+        return self._watched.ignore()
 
     def skip(self, count: int, indices: Any = None) -> None:
         """The next ``count`` drawn examples will not be observed (a batch that is passed over with ``continue``).
@@ -294,9 +279,8 @@ class Order:
         count = int(count)
         if self._learning:
             # Gradients of batches before this one may wait: they come first.
-            before = self._source is not None and self._source.drop(count)
-            before = before and indices is None
-            self._learn_from(lambda: [*(self._collected() if before else ()), count], indices)
+            before = self._watched.drop(count) and indices is None
+            self._steps.learn(lambda: [*(self._collected() if before else ()), count], indices)
         elif count:
             self._count(count)
 
@@ -321,13 +305,7 @@ class Order:
 
     def detach(self) -> None:
         """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
-        if self._source is not None:
-            self._watched = self._facts()
-            self._source.detach()
-            if self._claim is not None:
-                self._claim.give_up()
-            self._source = None
-            self._detached = True
+        self._watched.detach()
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
         """All that is needed to continue: tensors, numbers and strings only. Changes nothing, at any time.
@@ -340,11 +318,9 @@ class Order:
         state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
             return state
-        if (facts := self._facts()) is not None:
-            parameters, dtype = facts
-            state |= {"parameters": list(parameters), "dtype": str(dtype)}
         return (
             state
+            | self._watched.save()
             | self._arrangement.save(epoch=self.epoch, history=history)
             | self._intake.save(vectors=vectors)
             | self._learner.save(vectors=vectors)
@@ -363,13 +339,9 @@ class Order:
         learning = self._learns and self._schedule.in_epoch(state["epoch"])
         for part in (self._arrangement, self._intake, self._learner) if self._learns else ():
             part.check(state)
-        facts = self._facts()
-        if facts is None and self._source is not None and state.get("parameters"):  # the head is still to be found
-            facts = state["parameters"], self._source.like.dtype
-        if facts is not None:
-            check_model(state, *facts)
+        self._watched.check(state)
+        self._watched.load(state)
         self._cursor.load(state)
-        self._watched = facts if self._source is not None and not self._source.parameters else self._watched
         if not self._learns:
             return
         with undisturbed():
@@ -390,113 +362,27 @@ class Order:
     def __repr__(self) -> str:
         more = f", group={self.group}" if self.group > 1 else ""
         if self._head:
-            facts = self._facts()
+            facts = self._watched.facts
             more += ", params='head'" + (f" ({', '.join(facts[0])})" if facts else "")
         return f"{type(self).__name__}(n={self.n}{more}, seed={self.seed})"
 
-    # --- learning ---------------------------------------------------------------------------------
-
-    def _learn_from(self, collect: Collect | None, indices: Any = None) -> None:
-        if indices is not None and self._ranks is not None:
-            raise InputError(
-                "indices on an order that is coordinated over ranks",
-                expected="each rank to observe its examples in the order in which it drew them",
-                remedy="Leave indices out.",
-            )
-        with undisturbed():
-            if self._ranks is not None:
-                with self._ranks.meeting(collect) as batches:
-                    for observed in batches:
-                        slots = self._slots(observed.count, None)
-                        self._learn(observed.gradients, slots[observed.rows], slots[observed.passed], observed.count)
-                return
-            mine = [] if collect is None else collect()
-            parts = self._parts(mine, indices)  # all of them are known before the first changes anything
-            for batch, slots in zip(mine, parts, strict=True):
-                if isinstance(batch, int):
-                    self._learn(None, _NONE, slots, len(slots), named=indices is not None)
-                elif len(slots):
-                    self._learn(batch.gradients, slots, _NONE, len(slots), named=indices is not None)
-
-    def _parts(self, batches: Sequence[Collected | int], indices: Any) -> list[Indices]:
-        """The slots of each batch, in turn or as they are named."""
-        sizes = [batch if isinstance(batch, int) else batch.examples for batch in batches]
-        slots = self._slots(sum(sizes), indices)
-        parts = [slots[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        if indices is None and not all(isinstance(batch, int) for batch in batches):
-            self._cursor.check_passed_over(len(slots))
-        if self._arrangement.whole_units:
-            for batch, part in zip(batches, parts, strict=True):
-                if len(part) and not isinstance(batch, int):
-                    self._arrangement.check_unit(np.unique(part), len(part))
-        return parts
-
-    def _learn(
-        self, batch: Gradients | None, slots: Indices, passed: Indices, count: int, *, named: bool = False
-    ) -> None:
-        """Learn from a batch, and note the places of its units; of ``count`` examples, some may be passed over."""
-        arrangement, cursor = self._arrangement, self._cursor
-        if len(passed):
-            arrangement.set_aside(passed)
-            self._learner.skip(passed)
-        if batch is not None:
-            if whole := arrangement.whole_units:
-                slots = np.unique(slots)
-            if self.group > 1:  # without the rest of units that were set aside
-                batch, slots = arrangement.live(batch, slots)
-            if len(slots):
-                try:
-                    batch = batch if self._intake.passive else self._intake.learned(batch)
-                    decision = self._learner.learn(batch, slots, whole_units=whole, epoch=cursor.epoch)
-                except BaseException:
-                    arrangement.set_aside(self._learner.abandoned())
-                    raise
-                arrangement.places[decision.slots] = decision.places
-                if decision.not_finite:
-                    arrangement.note_not_finite(decision.not_finite, cursor.epoch)
-            if not self._intake.passive:
-                self._intake.confirm()
-        cursor.take(count, named=named)
-
-    def _slots(self, count: int, indices: Any) -> Indices:
-        """The slots of the next ``count`` drawn examples, or of those named."""
-        cursor, arrangement = self._cursor, self._arrangement
-        if indices is not None:
-            return arrangement.slots_of(indices, count=count, drawn=cursor.drawn)
-        if cursor.out_of_turn:
-            unseen = arrangement.unseen(cursor.drawn)
-            cursor.check_drawn(count, len(unseen))
-            return unseen[:count]
-        cursor.check_drawn(count)
-        positions = np.arange(cursor.taken, cursor.taken + count)
-        return positions if self.group == 1 else arrangement.slots_at(positions)
+    # --- what is observed -------------------------------------------------------------------------
 
     def _collected(self, loss_scale: float = 1.0) -> list[Collected]:
         """What the model's backward passes have brought, for a loss that was multiplied by ``loss_scale``."""
-        if self._source is None:
-            raise StepError(
-                "step() after detach()" if self._detached else "step() on an order without a model",
-                expected="a model to take gradients from",
-                remedy=f"Write {type(self).__name__}(model, n), or call observe(grads).",
-            )
-        if self._claim is not None and not self._claim.live:
-            raise StepError(
-                "step() on an order whose model another order watches now",
-                expected="one order to a model",
-                remedy="Step the order that was made last, with its own sampler; or take this one up again by "
-                f"new = {type(self).__name__}(model, n) and new.load_state_dict(this_order.state_dict()).",
-            )
-        batches = self._source.collect()
-        if self._watched is not None and batches:
-            check_model({"parameters": self._watched[0]}, *(self._facts() or self._watched))
-            self._watched = None
+        watched = self._watched
+        if watched.source is None or watched.claim is None or not watched.claim.live:
+            raise watched.refusal()
+        batches = watched.source.collect()
         if not batches:
             raise StepError(
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
-                "that torch.compile has run already must be compiled again after the order is made.",
+                "that torch.compile has run already must be compiled again after the order is created.",
             )
+        if watched.expected is not None:
+            watched.check_found()
         if self._intake.passive and loss_scale == 1.0:
             return batches
         return [
@@ -508,8 +394,8 @@ class Order:
         if "precondition" in self._identity:
             raise StepError(
                 "observe() on an order with precondition=",
-                expected="step(), which knows of what parameters the gradients are",
-                remedy="Make the order without precondition=, and multiply the gradients yourself.",
+                expected="step(), which knows which parameters the gradients belong to",
+                remedy="Create the order without precondition=, and multiply the gradients yourself.",
             )
         batch = as_gradients(grads)
         return Collected(self._intake.take(batch), batch.size)
@@ -520,16 +406,10 @@ class Order:
             self._cursor.check_drawn(size)
         self._cursor.step_counted(size)
 
-    def _accompany(self) -> None:
-        """While other ranks step, and this one has no more batches."""
-        if self._learning:
-            self._learn_from(None)
-
     # --- what the cursor asks ---------------------------------------------------------------------
 
     def _indices(self) -> Indices:
-        if self._source is not None:
-            self._source.drop()  # gradients that no step() took belong to draws that are over
+        self._watched.drop()  # gradients that no step() took belong to draws that are over
         if self._learning:
             self._intake.begin_pass(touched=self._cursor.touched)
         return self._units.expand(self._arranged(self.epoch)) if not self._learns else self._arrangement.indices()
@@ -559,17 +439,9 @@ class Order:
         if self._schedule.ended(following):
             self._learner.release()
 
-    def _facts(self) -> tuple[list[str], torch.dtype] | None:
-        """What is saved and checked of the model; None if there is none, or nothing is known of it yet."""
-        if self._source is None or not self._source.parameters:
-            return self._watched
-        return self._source.parameters, self._source.like.dtype
-
     def _watch(self, *, learning: bool) -> None:
-        """Watch the model in epochs that learn, and only in those."""
         self._learning = learning
-        if self._source is not None and self._claim is not None and self._claim.live:
-            (self._source.attach if learning else self._source.detach)()
+        self._watched.watch(learning=learning)
 
     def _observed(self) -> int | None:
         return self._arrangement.observed()

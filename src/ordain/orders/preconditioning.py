@@ -90,8 +90,8 @@ class Preconditioner:
             if every[name] not in own:
                 raise InputError(
                     f"precondition= with an optimizer that does not have {name!r}",
-                    expected="one that has all parameters that are ordered by",
-                    remedy="Order by the parameters that it has with params=, or freeze the others first.",
+                    expected="an optimizer with all parameters that are ordered by",
+                    remedy="Order by the optimizer's parameters with params=, or freeze the others first.",
                 )
         return {name: every[name] for name in names}
 
@@ -117,7 +117,7 @@ class Preconditioner:
             raise StateError(
                 f"a state with a diagonal of {saved.dtype}",
                 expected=f"{self._source.like.dtype}, as the gradients of the model are",
-                remedy="Convert the model first, then make the order.",
+                remedy="Convert the model first, then create the order.",
             )
         if not bool((saved > 0).all()):
             raise broken("diagonal", described(saved), "numbers > 0")
@@ -135,15 +135,13 @@ def _names(parameters: Iterable[str]) -> list[str]:
 
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"precondition={optimizer!r}", expected=_ADAPTIVE, remedy="Write precondition=optimizer, after making it."
-        )
+        raise InputError(f"precondition={optimizer!r}", expected=_ADAPTIVE, remedy="Write precondition=optimizer.")
     name = type(optimizer).__name__
     if name == "ZeroRedundancyOptimizer":
         raise InputError(
-            "precondition=ZeroRedundancyOptimizer, which has a part of its state on each rank",
+            "precondition=ZeroRedundancyOptimizer, whose state is sharded over the ranks",
             expected="all second moments on every rank",
-            remedy="Use the optimizer itself, under DistributedDataParallel.",
+            remedy="Use the plain optimizer under DistributedDataParallel.",
         )
     for group in optimizer.param_groups:
         if not ("eps" in group and ("betas" in group or "alpha" in group)) or name == "Adamax":

@@ -64,7 +64,7 @@ def check_identity(state: Any, mine: Mapping[str, Any]) -> None:
             raise StateError(
                 f"a state with {name}={described(saved)}",
                 expected=f"{name}={value!r}",
-                remedy="Build the order with the arguments it was saved under.",
+                remedy="Create the order with the same arguments as the saved one.",
             )
 
 
@@ -91,7 +91,7 @@ def check_model(state: State, parameters: list[str], dtype: torch.dtype) -> None
         raise StateError(
             f"a state with vectors of gradients of {described(came)}",
             expected=f"{dtype}, as those of the model are",
-            remedy="Convert the model first, then make the order; or load state_dict(vectors=False).",
+            remedy="Convert the model first, then create the order; or load state_dict(vectors=False).",
         )
 
 
@@ -104,8 +104,8 @@ def check_fields(state: State, like: State) -> None:
     if missing:
         raise StateError(
             f"a state without {', '.join(missing)}",
-            expected="all that state_dict() gives",
-            remedy="Save and load the whole of it.",
+            expected="every entry that state_dict() returns",
+            remedy="Save and load the complete state.",
         )
     for name, mine in like.items():
         value = state[name]

@@ -102,7 +102,7 @@ class Learning:
         answer = self._learn(epoch)
         if not isinstance(answer, (bool, np.bool_)):
             raise InputError(
-                f"learn={self.name} with the answer {answer!r} for epoch {epoch}",
+                f"learn={self.name}, which returned {answer!r} for epoch {epoch}",
                 expected="True or False",
                 remedy="Pass a function that takes the epoch and says whether to learn in it.",
             )

@@ -63,7 +63,7 @@ def _classes(labels: Any) -> Indices:
         raise InputError(
             f"labels of shape {given.shape} and dtype {given.dtype}",
             expected="one class for each example, integers or strings",
-            remedy="Pass dataset.targets, for example; numbers to be predicted are no classes: cut them into bins.",
+            remedy="Pass dataset.targets, for example; regression targets are not classes: bin them first.",
         )
     return np.unique(given, return_inverse=True)[1].astype(np.int64)
 

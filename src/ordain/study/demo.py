@@ -109,7 +109,7 @@ def _remove(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{folder}, which is not the folder of a run",
-            expected="an empty place, or the records of an earlier demo, which are replaced",
+            expected="an empty folder, or the records of an earlier demo, which are replaced",
             remedy="Use another --out.",
         )
     shutil.rmtree(folder)

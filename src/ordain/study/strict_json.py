@@ -59,7 +59,7 @@ def loads(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError:
-        raise ValueError("nesting without end") from None
+        raise ValueError("nesting that is too deep") from None
 
 
 def alike(value: Any, model: Any) -> bool:
@@ -76,7 +76,7 @@ def alike(value: Any, model: Any) -> bool:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]}, which is no number")
+    raise ValueError(f"{text[:20]}, which is not a number")
 
 
 def _finite(text: str) -> float:

@@ -62,7 +62,7 @@ def example_smoothness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tu
     if d > _LARGEST:
         raise InputError(
             f"a model of {d:,} weights",
-            expected=f"at most {_LARGEST:,}, since each example's Hessian is made",
+            expected=f"at most {_LARGEST:,}, because each example's Hessian is computed",
             remedy="Estimate on a smaller model of the same kind.",
         )
 
@@ -123,7 +123,7 @@ def _flat(
 ) -> tuple[Tensor, Callable[[Tensor, Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """The trained weights as one vector ``[d]``, and one example's loss and the mean loss at such a vector."""
     if not any(p.requires_grad for p in model.parameters()):
-        raise InputError("a model without trained weights", expected="at least one", remedy="Set requires_grad.")
+        raise InputError("a model without trainable weights", expected="at least one", remedy="Set requires_grad.")
     if not len(x) or len(x) != len(y):
         raise InputError(
             f"{len(x)} inputs and {len(y)} targets", expected="one target for each input", remedy="Check x and y."

@@ -44,7 +44,7 @@ def _bags(module: nn.EmbeddingBag, use: Use) -> tuple[Tensor, Tensor, Tensor]:
     ids, offsets, weights = given["input"], given.get("offsets"), given.get("per_sample_weights")
     b = use.grads[0]
     if use.size > 1 and use.axis() != 0:
-        raise use.refusal(f"EmbeddingBag, with an output of shape {tuple(b.shape)} that is not one bag an example,")
+        raise use.refusal(f"EmbeddingBag, with an output of shape {tuple(b.shape)} that is not one bag per example,")
     if offsets is None:
         counts = torch.full((len(ids),), ids.shape[1], device=ids.device)
     else:

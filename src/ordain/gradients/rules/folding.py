@@ -21,7 +21,7 @@ def trailing(use: Use, keep: int) -> tuple[Tensor, Tensor]:
     if use.size > 1 and (way is None or way.axis >= use.grads[0].ndim - keep):
         raise UnsupportedModuleError(
             f"an input of shape {tuple(x.shape)} at {use.path!r}, whose examples the layer mixes",
-            expected="examples in a dimension that the layer treats one by one",
+            expected="examples in the layer's batch dimension",
             remedy="Give the layer a batch dimension, or say with batch_dim= where the model's inputs have it.",
         )
     kept = (t.reshape(len(t), t.shape[1 : t.ndim - keep].numel(), *t.shape[t.ndim - keep :]) for t in (x, grad))

@@ -70,7 +70,7 @@ def cell(module: nn.RNNCellBase, uses: list[Use]) -> dict[Names, ParamGrads]:
         x, hidden = use.argument(0, "input"), use.argument(1, "hx")
         if size > 1 and (x.ndim != 2 or any(use.axis(leaf) != 0 for leaf in use.grads)):
             raise use.refusal(
-                f"{type(module).__name__}, whose input of shape {tuple(x.shape)} is not one row an example,"
+                f"{type(module).__name__}, whose input of shape {tuple(x.shape)} does not have one row per example,"
             )
         xs.append(x)
         states.append(list(hidden) if isinstance(hidden, tuple | list) else [hidden, None])
@@ -116,7 +116,7 @@ def _trace(module: nn.RNNBase, use: Use) -> dict[str, _Factors]:
     if use.size > 1 and (not batched or any(use.axis(leaf) != axis for leaf, axis in axes.items())):
         raise use.refusal(
             f"{type(module).__name__} with batch_first={module.batch_first}, whose input of shape "
-            f"{tuple(given.shape)} does not have its examples where the layer has its sequences,"
+            f"{tuple(given.shape)} does not have its examples in the layer's batch dimension,"
         )
     hidden = use.argument(1, "hx")
     states = [] if hidden is None else [hidden] if isinstance(hidden, Tensor) else list(hidden)

@@ -48,13 +48,13 @@ def source_for(
     if params == HEAD and name != "exact":
         raise InputError(
             f"params='head' with gradients={gradients!r}",
-            expected="gradients='exact', which sees the layers that are called",
+            expected="gradients='exact', which sees which layers are called",
             remedy="Name the layer instead: params='fc', for example.",
         )
     for _, error, certain in problems(model, name, params):
         if certain:
             raise error
-        warnings.warn(f"{error} Training stops there unless that changes first.", OrdainWarning, stacklevel=4)
+        warnings.warn(f"{error} Training will stop there unless this changes first.", OrdainWarning, stacklevel=4)
         break  # the others are of the same kind
     build = gradients if callable(gradients) else SOURCES[name]
     return build(model, params=params, **options)
@@ -102,8 +102,8 @@ def claim(model: nn.Module, source: Source) -> Claim:
     before, _CLAIMS[model] = _CLAIMS.get(model), Claim(source)
     if before is not None and before.give_up():
         warnings.warn(
-            "this model was watched by another order, which is detached from it now: a model has one order at a time. "
-            "Call detach() on an order before making the next.",
+            "this model was watched by another order, which is now detached: a model can have one order at a time. "
+            "Call detach() on an order before creating the next.",
             OrdainWarning,
             stacklevel=4,
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 T = TypeVar("T")
 _thread = threading.local()  # a backward inside a backward runs in the same thread
@@ -43,11 +43,12 @@ def eagerly(function: Callable[[], T]) -> T:
     stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
 
     def run() -> T:
-        if stance is None:
-            with own_run():
+        # A checkpoint around the model counts the tensors that its forward saves: these are not among them.
+        with own_run(), saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach):
+            if stance is None:
                 return function()
-        with _stance, own_run(), stance("force_eager"):
-            return function()
+            with _stance, stance("force_eager"):
+                return function()
 
     # A stance may not change where compiled code has called us.
     result: T = torch.compiler.disable(run)()  # type: ignore[no-untyped-call]
@@ -110,6 +111,11 @@ class Backwards:
                 self._node = node
                 return True
         return False
+
+    @property
+    def under_way(self) -> bool:
+        """Is it the running backward that has brought something, rather than one that broke off?"""
+        return bool(self.brought) and torch._C._current_graph_task_id() == self._task
 
     def forget(self) -> None:
         """Drop what a broken backward has left."""

@@ -109,6 +109,12 @@ class ExactSource:
             if module not in self._rules:
                 self._known.take_from_graph(module, f"{type(module).__name__} at {path!r} has no rule")
         self._hooks.sharded.refuse_reading(self._rules, self._hooks.paths, (recurrent, cell))
+        self._hooks.read_again = {
+            p: f"weights of {self._hooks.paths[module]!r}, from which its gradients are computed"
+            for module, rule in self._rules.items()
+            if rule in (recurrent, cell)
+            for p in module.parameters(recurse=False)
+        }
 
     def _only_layer(self) -> nn.Module | None:
         """The linear layer that has all the parameters, and no others; None if it takes more."""
@@ -258,9 +264,9 @@ class ExactSource:
             self._compare_layers(record, inspection)  # else other passes of the model lie below this one
         added = [p for p in self._by_graph if p not in before]
         if added and understood and not self._checks.contiguous and not record.own_layouts:
-            name, reason = self._offsets[added[0]][1], self._by_graph[added[0]]
+            reason = self._by_graph[added[0]]
             raise self._causes.of_a_row(
-                name, f"was explained by its layer in earlier batches, and is no longer: {reason}"
+                added[0], f"was explained by its layer in earlier batches, and is no longer: {reason}"
             )
         if new:
             self._known.conclude(record, inspection, seen=seen)
@@ -301,9 +307,9 @@ class ExactSource:
         for p, reason in self._by_graph.items():
             if not p.requires_grad:
                 continue
-            offset, name = self._offsets[p]
+            offset = self._offsets[p][0]
             if inspection is None or inspection.failed or (record.size > 1 and inspection.rows is None):
-                raise self._causes.of_a_row(name, reason, "" if inspection is None else inspection.failed)
+                raise self._causes.of_a_row(p, reason, "" if inspection is None else inspection.failed)
             rows = inspection.found[0].get(p) if record.size == 1 else inspection.rows.of(p)
             if rows is not None:
                 found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
@@ -312,7 +318,7 @@ class ExactSource:
             given = {p: self._offsets[p] for p in self._by_graph if self._offsets[p][0] in found}
             wrong = differing([batch], [inspection.chosen[0]], inspection.found[0], given, **self._how())
             for p in wrong:
-                raise self._causes.of_a_row(self._offsets[p][1], self._by_graph[p], "nor does the graph explain it")
+                raise self._causes.of_a_row(p, self._by_graph[p], "nor does the graph explain it")
         return batch
 
     def _one_layer(self, record: Pass) -> Factored | None:
@@ -365,7 +371,7 @@ class ExactSource:
     def _check_sums(self, batches: Sequence[Factored], arrived: Mapping[Tensor, Tensor]) -> None:
         ones = [torch.ones(batch.size, dtype=torch.bool, device=batch.device) for batch in batches]
         for p in differing(batches, ones, arrived, self._offsets, **self._how()):
-            raise self._causes.of_a_sum(p, self._offsets[p][1], asked=p in arrived, twice=self._hooks.twice)
+            raise self._causes.of_a_sum(p, asked=p in arrived, twice=self._hooks.twice)
 
     def _how(self) -> dict[str, bool]:
         return {"mean": self._mean, "coarse": self._hooks.coarse}
@@ -390,19 +396,19 @@ class ExactSource:
     def _resized(self, offset: int, numel: int) -> StateError:
         name = next(name for place, name in self._offsets.values() if place == offset)
         return StateError(
-            f"{name!r} of {numel} numbers",
-            expected=f"{self._sizes[offset]}, as when the order was made",
-            remedy="Give the model its final shape first; then make the order.",
+            f"{name!r} with {numel} elements",
+            expected=f"{self._sizes[offset]}, as when the order was created",
+            remedy="Give the model its final shape first, then create the order.",
         )
 
     def _refuse_new(self, parameters: Iterable[Tensor]) -> None:
-        """Parameters that were not there when the order was made have no place in its vectors."""
+        """Parameters that did not exist when the order was created have no place in its vectors."""
         known = self._offsets.keys() | self._others
         if any(self._hooks.sharded.part(p) not in known for p in parameters):
             raise StateError(
-                "a model with parameters that were not there when the order was made",
+                "a model with parameters that did not exist when the order was created",
                 expected="the same parameters, frozen or not",
-                remedy="Replace layers, and load weights with assign=True, first; then make the order.",
+                remedy="Replace layers, or load weights with assign=True, before creating the order.",
             )
 
 
@@ -412,8 +418,8 @@ def _common_dtype(params: Mapping[str, Tensor]) -> torch.dtype:
     other = next((name for name, p in params.items() if p.dtype is not torch.float64), None)
     if double and other is not None:
         raise InputError(
-            f"parameters of torch.float64 ({double[0]!r}) beside {params[other].dtype} ({other!r})",
-            expected="one of them (float16 and bfloat16 may stand beside float32)",
+            f"parameters of torch.float64 ({double[0]!r}) next to {params[other].dtype} ({other!r})",
+            expected="one dtype (float16 and bfloat16 may be mixed with float32)",
             remedy="Call .float() or .double() on the model, order by some with params=, or order whole batches: "
             "GraB(model, n, group=batch_size, gradients='microbatch').",
         )

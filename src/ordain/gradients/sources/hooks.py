@@ -43,6 +43,7 @@ class Pass:
         layouts: of its calls, as an inspection showed; None: those of earlier passes.
         alone: runs of some of the examples alone.
         inspection: of its graph, if there is one.
+        weights: that the source will read again, and their versions when the backward came by.
         result: what the source made of it at the end of the backward, or the error that it met.
     """
 
@@ -57,6 +58,7 @@ class Pass:
     own_layouts: bool = False
     layouts: dict[Any, dict[int, Layout]] | None = None
     inspection: Any = None
+    weights: Sequence[tuple[Tensor, int]] = ()
     result: Any = None
 
 
@@ -88,6 +90,7 @@ class Hooks:
     Attributes:
         paths: the watched modules and their names.
         sharded: which parameter stands for which.
+        read_again: the parameters that the source reads at the end of a backward, and why.
         coarse: has anything been computed in less than float32?
         twice: has a backward kept its own graph, to be differentiated again?
     """
@@ -101,6 +104,7 @@ class Hooks:
         self._first = next(iter(self._params))
         self._dtype, self._device = self._first.dtype, self._first.device
         self.coarse = self.twice = False
+        self.read_again: dict[Tensor, str] = {}
         self._ignoring = False
         self._ignored = False  # has there been a forward since the last step() that does not count?
         self._count = 0
@@ -202,6 +206,8 @@ class Hooks:
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if model is not self._model or running() or not torch.is_grad_enabled():
             return
+        if sending() or self._backwards.under_way:
+            return  # a checkpoint of the whole model computes its forward again
         nested, self._open, self._pass = self._open if self._pass is not None else 0, 0, None
         if self._ignoring:
             self._ignored = True
@@ -217,8 +223,8 @@ class Hooks:
         if self._first.dtype is not self._dtype or self._first.device != self._device:
             raise StateError(
                 f"a model now of {self._first.dtype} on {self._first.device}",
-                expected=f"{self._dtype} on {self._device}, as when the order was made",
-                remedy="Move or convert the model first, then make the order.",
+                expected=f"{self._dtype} on {self._device}, as when the order was created",
+                remedy="Move or convert the model first, then create the order.",
             )
         if not self._ready and self._arrived:
             self._arrived = {}  # of backwards that were not watched
@@ -227,8 +233,9 @@ class Hooks:
         if len(self._ready) >= _MOST_PASSES:
             raise StepError(
                 f"{_MOST_PASSES} backward passes since the last step()",
-                expected="order.step() after every backward, or after the few that make one optimizer step",
-                remedy="Call order.step(), or order.detach() to stop ordering: what each pass saw is kept until then.",
+                expected="order.step() after every backward, or after those that make up one optimizer step",
+                remedy="Call order.step(), or order.detach() to stop ordering: what the layers of "
+                "each pass saw is kept in memory until then.",
             )
         self._count += 1
         record = Pass(self._count, batch_sizes((args, kwargs), self._batch_dim))
@@ -247,7 +254,7 @@ class Hooks:
             raise UnsupportedModuleError(
                 "a model whose forward calls the model itself",
                 expected="one call of the model for each batch",
-                remedy="Move what is repeated to a submodule, or to a method that the forward calls (self.block(x)).",
+                remedy="Move the repeated part to a submodule, or to a method that the forward calls (self.block(x)).",
             )
         found = (output,) if isinstance(output, Tensor) else tensors_in(output)
         leaves: list[Any] = [t for t in found if t.grad_fn is not None]
@@ -256,7 +263,7 @@ class Hooks:
             raise UnsupportedModuleError(
                 f"a model whose output ({type(output).__name__}) has no tensor with a gradient",
                 expected="tensors, in lists, dicts or fields of objects",
-                remedy="Return from the model what the loss is computed from, or call the model inside order.ignore().",
+                remedy="Return the tensors that the loss is computed from, or call the model inside order.ignore().",
             )
         for leaf in leaves:
             leaf.grad_fn.register_prehook(partial(self._reach_output, record))
@@ -360,6 +367,7 @@ class Hooks:
         brought = self._backwards.here()
         if brought is not None and record.number not in brought:
             brought[record.number] = record
+            record.weights = [(p, p._version) for p in self.read_again]
             if record.number not in self._ready:
                 record.reached = {}  # an earlier backward may have broken off
         return brought is not None
@@ -372,13 +380,21 @@ class Hooks:
         self._ready |= brought
         trained = any(p.requires_grad for p in self._params)
         for record in brought.values():
-            if trained:
+            changed = next((p for p, version in record.weights if p._version != version), None)
+            if changed is not None:
+                record.result = GradientError(
+                    f"{self.read_again[changed]}, changed during the backward (by an optimizer in a hook, say)",
+                    expected="weights that stay as they are until the backward has ended",
+                    remedy="Call optimizer.step() after loss.backward(), or leave the layer out with params=.",
+                )
+            elif trained:
                 self._listener.backward_ended(record)
             else:  # to be raised by step(), not out of the backward
                 record.result = StateError(
                     "a backward that trains none of the order's parameters, which are all frozen now",
-                    expected="at least one parameter that was trained when the order was made",
-                    remedy="Call order.detach() and make an order of what is trained now (another adapter, say).",
+                    expected="at least one parameter that was trained when the order was created",
+                    remedy="Call order.detach() and create an order for the parameters trained now (another "
+                    "adapter, for example).",
                 )
 
     # --- after it ---------------------------------------------------------------------------------
@@ -405,8 +421,8 @@ class Hooks:
             if any(leaf._version != version for leaf, version in use.versions):
                 raise GradientError(
                     f"an input of {use.path or 'the model'!r} that was changed in place after the backward",
-                    expected="the batch as the model saw it until order.step() has looked at it",
-                    remedy="Call order.step() before the batch's buffer is filled again.",
+                    expected="an unchanged batch until order.step() returns",
+                    remedy="Call order.step() before reusing the batch's buffer.",
                 )
 
     def drop(self, size: int | None = None) -> bool:

@@ -79,11 +79,11 @@ def refuse_mixed(model: nn.Module, output: Any, alone: Alone) -> None:
         if float((same - other).abs().max()) > (3e-2 if coarse else 1e-3) * float(same.abs().max()):
             raise UnsupportedModuleError(
                 "a model whose output for an example depends on the other examples of the batch",
-                expected="a model that treats each example by itself",
+                expected="a model that processes each example independently",
                 remedy=(_BAGS if any(isinstance(module, nn.EmbeddingBag) for module in model.modules()) else "")
                 + "Look for statistics over the batch (F.batch_norm, x.mean(0)) or a permutation of it in its "
-                "forward, or for a layer that takes another dimension for the batch (batch_first=, batch_dim=); or "
-                "order whole batches with group=batch_size and gradients='microbatch'.",
+                "forward, or for a layer that uses another dimension as the batch (batch_first=, batch_dim=); "
+                "or order whole batches with group=batch_size and gradients='microbatch'.",
             )
 
 

@@ -9,7 +9,7 @@ counters of calls do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from ordain.gradients.sources.backward import sending
 from ordain.gradients.sources.graph import Graph, Node, Plan, Sightings, is_view_of_parameter, make_plan, shape_at
 from ordain.gradients.sources.graph_rows import Rows
 from ordain.gradients.sources.independence import Alone
-from ordain.gradients.sources.saved_tensors import has_unpack_hooks
 
 Edge = tuple[Node, int]
 Uses = dict[Any, Any]  # by call
@@ -41,8 +40,8 @@ class Inspection:
         thorough: whether the sets tell every two examples apart.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
         inspected: called when the gradients of all sets have been sent down.
-        again: makes a context in which checkpoints may run parts of the model again; ``parameters=False`` if these
-            need not be put back, which takes a copy of them.
+        again: makes a context in which checkpoints may run parts of the model again, and hooks of the user's;
+            ``parameters=False`` if these need not be put back, which takes a copy of them.
 
     Attributes:
         found: for each set, what arrived at each parameter.
@@ -74,7 +73,6 @@ class Inspection:
         self.sightings = Sightings(size, batch_dim)
         self._params = list(graph.sinks)
         self._divert, self._inspected, self._again = divert, inspected, again
-        self._checkpointed = bool(chosen) and any(map(has_unpack_hooks, graph.nodes))
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
@@ -143,24 +141,31 @@ class Inspection:
         if grad is None or number in self._covered or self.failed:
             return
         edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
-        for found, uses, chosen in zip(self.found, self.uses, self.chosen, strict=True):
-            self._sending = chosen
-            self._divert(uses)
-            try:
-                part = [way.keep(grad.detach(), chosen)]
-                with self._again() if self._checkpointed else nullcontext():
-                    sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
-            except RuntimeError as error:  # reentrant checkpoints and compiled backwards take one backward only
-                self.failed = str(error).splitlines()[0]
-                return
-            finally:
-                self._sending = None
-                self._divert(None)
-            for p, one in zip(self._params, sent, strict=True):
-                if one is not None:
-                    one = one.to_dense() if one.is_sparse else one
-                    found[p] = found[p] + one if p in found else one
-        self._inspected(self)
+        with self._again():
+            for number in range(len(self.chosen)):
+                self._send(number, edge, way, grad.detach())
+        if not self.failed:
+            self._inspected(self)
+
+    def _send(self, number: int, edge: GradientEdge, way: Layout, grad: Tensor) -> None:
+        """Send the gradient of set ``number`` alone down the graph."""
+        if self.failed:
+            return
+        found, self._sending = self.found[number], self.chosen[number]
+        self._divert(self.uses[number])
+        try:
+            part = [way.keep(grad, self.chosen[number])]
+            sent = torch.autograd.grad([edge], self._params, part, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:  # reentrant checkpoints and compiled backwards take one backward only
+            self.failed = str(error).splitlines()[0]
+            return
+        finally:
+            self._sending = None
+            self._divert(None)
+        for p, one in zip(self._params, sent, strict=True):
+            if one is not None:
+                one = one.to_dense() if one.is_sparse else one
+                found[p] = found[p] + one if p in found else one
 
     def _at_node(self, number: int, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is None:

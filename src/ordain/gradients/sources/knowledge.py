@@ -116,8 +116,8 @@ class Knowledge:
             return  # compiled or reentrant parts cannot be inspected: a dimension of length B it is
         raise UnsupportedModuleError(
             f"an output of {path!r} of shape {shape} in a batch of {record.size}, whose examples cannot be told apart",
-            expected="a gradient that comes by way of the model's outputs",
-            remedy="Return from the model all that the loss is computed from, or leave the layer out with "
+            expected="a gradient that flows through the model's outputs",
+            remedy="Return everything that the loss is computed from, or leave the layer out with "
             f"params=lambda name: not name.startswith({path + '.'!r}).",
         )
 

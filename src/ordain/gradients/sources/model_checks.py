@@ -45,8 +45,8 @@ def refuse_mixing(modules: list[tuple[str, nn.Module]]) -> None:
         if module.training or getattr(module, "running_mean", None) is None:
             raise UnsupportedModuleError(
                 f"{type(module).__name__} at {path!r} in training mode",
-                expected="layers that treat each example by itself",
-                remedy="Order by the last linear layer, which BatchNorm in front of it does not disturb: "
+                expected="layers that process each example independently",
+                remedy="Order by the last linear layer, which works with BatchNorm before it: "
                 "GraB(model, n, params='head'). Or use GroupNorm or LayerNorm, put the layer in eval() mode so that it "
                 "uses its running statistics, or order whole batches: GraB(model, n, group=batch_size, "
                 "gradients='microbatch').",
@@ -59,7 +59,7 @@ def refuse_scripted(model: nn.Module) -> None:
         raise UnsupportedModuleError(
             f"{type(model).__name__}, a model compiled by torch.jit",
             expected="a model whose layers run in Python",
-            remedy="Write GraB(eager_model, n): order by the eager model, and script it once it is trained.",
+            remedy="Write GraB(eager_model, n): train the eager model, and script it afterwards.",
         )
 
 

@@ -36,7 +36,7 @@ def selection(model: nn.Module, params: Any) -> Selection:
     if not isinstance(several, Sequence) or {isinstance(one, (str, nn.Module)) for one in several} != {True}:
         raise InputError(
             f"params={params!r}",
-            expected="'head', names of parameters or of modules, modules, or a test of a parameter's name",
+            expected="'head', names of parameters or modules, modules, or a function of a parameter's name",
             remedy="Write params='fc', params=['fc1', 'fc2'], params=model.fc or "
             "params=lambda name: name.startswith('fc'), for example.",
         )
@@ -93,9 +93,9 @@ def _of_linear_layers(model: nn.Module) -> dict[str, nn.Parameter]:
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and p in own}
     if not chosen:
         raise InputError(
-            "params='head' with a model that has no linear layer to train",
+            "params='head' with a model that has no trainable linear layer",
             expected="a torch.nn.Linear with requires_grad",
-            remedy="Leave params= out to order by all that is trained, or name what to order by: params='conv2', say.",
+            remedy="Leave params= out to order by all trainable parameters, or name some: params='conv2', for example.",
         )
     return chosen
 

@@ -28,7 +28,7 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise UnsupportedModuleError(
                 f"FullyShardedDataParallel{f' at {path!r}' if path else ''}",
                 expected="DistributedDataParallel, or a model after torch.distributed.fsdp.fully_shard",
-                remedy="Shard with fully_shard (FSDP2), which keeps layers' parameters apart, then make the order.",
+                remedy="Shard with fully_shard (FSDP2), which keeps parameters separate, then create the order.",
             )
 
 
@@ -37,7 +37,7 @@ def refuse_sharded(model: nn.Module, gradients: str) -> None:
     if any(is_split(p) for p in model.parameters()):
         raise UnsupportedModuleError(
             f"a model with sharded parameters and gradients={gradients!r}",
-            expected="gradients='exact', which needs only what goes through the layers",
+            expected="gradients='exact', which needs only the inputs and output gradients of layers",
             remedy="Leave gradients= out, or use DistributedDataParallel.",
         )
 
@@ -91,7 +91,7 @@ class Sharded:
                     continue  # its own turn comes
                 if is_split(whole):
                     raise UnsupportedModuleError(
-                        f"{type(inner).__name__} with parameters that are split while it runs (tensor parallelism)",
+                        f"{type(inner).__name__} with parameters that stay sharded while it runs (tensor parallelism)",
                         expected="whole parameters on every rank of the order",
                         remedy=_REMEDY,
                     )

@@ -70,6 +70,7 @@ class FuncSource:
         self.like = like(self._offsets)
         self._checks = SpotChecks()
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
+        self._hooks.read_again = dict.fromkeys(model.parameters(), "weights of a model that torch.func runs again")
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
         self.ignore = self._hooks.ignore
         self.attach()
@@ -132,11 +133,11 @@ class FuncSource:
         wrong = differing(batches, chosen, wanted, self._offsets, mean=self._mean, coarse=self._hooks.coarse)
         for p in wrong:
             raise UnsupportedModuleError(
-                f"parameter {self._offsets[p][1]!r} with a gradient that the examples run alone do not explain",
-                expected="a model that treats each example by itself, and a loss of its outputs only",
+                f"parameter {self._offsets[p][1]!r} with a gradient that differs from the sum over single examples",
+                expected="a model that processes each example independently, and a loss computed from its outputs only",
                 remedy="Look for what mixes the examples of a batch (statistics over it, a permutation of it) or for a "
-                "penalty on the weights in the loss; run forwards that shall not count inside order.ignore(); or order "
-                "whole batches with group=batch_size and gradients='microbatch'.",
+                "penalty on the weights in the loss; run forwards that should not count inside order.ignore(); or "
+                "order whole batches with group=batch_size and gradients='microbatch'.",
             )
 
     def _gradients(self, record: Pass) -> Dense:
@@ -156,7 +157,7 @@ class FuncSource:
             raise GradientError(
                 f"model outputs of shapes {shapes} for {size} examples",
                 expected="a batch dimension in every output",
-                remedy="Return one row an example from the model and take the loss outside it.",
+                remedy="Return one row per example from the model and take the loss outside it.",
             )
         trained = {name: self._model.get_parameter(name).detach() for name in self._names}
         chunk_size = few_examples(size) or self._chunk_size

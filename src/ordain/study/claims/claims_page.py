@@ -75,7 +75,7 @@ def write_claims(folder: Path) -> Page:
     page = Page(
         practice.headline(points),
         practice.table(points),
-        [draw("by-time", "Training loss and test accuracy against processor time", by_time)] if by_time else [],
+        [draw("by-time", "Test loss and test accuracy against processor time", by_time)] if by_time else [],
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),

@@ -20,7 +20,7 @@ from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_text
 from ordain.study.report.page_content import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, corrected
-from ordain.study.report.views import Entry, views
+from ordain.study.report.views import Entry, at_rate, views
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
@@ -30,6 +30,8 @@ from ordain.study.tasks import TASKS
 LEVEL = 0.05  # of Holm's p
 COSTS = "costs.json"  # seconds of an epoch by task and arm, from `python -m benchmarks.costs`
 Costs = Mapping[str, Mapping[str, float]]
+_JUDGED = ("test", "accuracy")  # at equal processor time; rates are not chosen for a low training loss
+_LEAST_RANGE = 0.02  # of a figure's axis, as a share: smaller differences should look small
 _MEASURES = {"train": "training loss", "test": "test loss", "accuracy": "test accuracy, %"}
 
 
@@ -46,6 +48,7 @@ class Point:
     seconds: float  # of processor time for the whole run
     values: Mapping[str, pd.Series]  # by measure and seed
     same: Mapping[str, Comparison]  # with RR of as many epochs
+    same_rate: float | None  # training loss over RR's of as many epochs at this very rate, on the seeds of both
     equal: Mapping[str, Comparison]  # with RR of as much processor time
 
     @property
@@ -74,7 +77,7 @@ def _costs(folder: Path) -> Costs:
         return {}
     costs = json.loads(path.read_text())
     if not isinstance(costs, dict) or not isinstance(costs.get("seconds"), dict):
-        raise InputError(f"{path}", expected="what python -m benchmarks.costs writes", remedy="Remove or remake it.")
+        raise InputError(f"{path}", expected="what python -m benchmarks.costs writes", remedy="Remove or recreate it.")
     found: Costs = costs["seconds"]
     return found
 
@@ -84,7 +87,7 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
     task, decay = str(config["task"]), str(config.get("decay", "constant"))
     setting = (task, decay, str(config["batch_size"]), str(config.get("limit")))
     shown = views(run)[0].shown
-    values = {name: _values(entry, decay) for name, entry in shown.items()}
+    values = {name: final_values(entry, decay) for name, entry in shown.items()}
     same: dict[str, dict[str, Comparison]] = {}
     for measure in _MEASURES:
         if BASELINE in values:
@@ -104,11 +107,22 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             epoch * run.length,
             values[name],
             {measure: of[name] for measure, of in same.items() if name in of},
+            _over_rr_at_same_rate(run, entry, decay) if name != BASELINE else None,
             {},
         )
 
 
-def _values(entry: Entry, decay: str) -> dict[str, pd.Series]:
+def _over_rr_at_same_rate(run: Run, entry: Entry, decay: str) -> float | None:
+    """A lower training loss at another rate would be the rate's, not the order's: validation chooses the rates."""
+    rr = at_rate(run, entry.rate).entries.get(BASELINE) if entry.rate is not None else None
+    if rr is None:
+        return None
+    ours, theirs = (final_values(one, decay)["train"] for one in (entry, rr))
+    common = ours.index.intersection(theirs.index)
+    return float(ours[common].mean() / theirs[common].mean()) if len(common) else None
+
+
+def final_values(entry: Entry, decay: str) -> dict[str, pd.Series]:
     """The measures of the protocol, by seed; epoch 0 is no candidate."""
     epochs = entry.epochs.drop(index=0, level="epoch")
     last = max(1, len(epochs.index.unique("epoch")) // 5) if decay == "constant" else 1
@@ -153,7 +167,8 @@ def headline(found: Sequence[Point]) -> str:
     if not settings:
         return ""
     told = []
-    for measure, name in (("train", "training loss"), ("accuracy", "test accuracy")):
+    for measure in _JUDGED:
+        name = _MEASURES[measure].removesuffix(", %")
         won = {point.setting for point in tested if better(point.equal[measure], measure)}
         lost = {point.setting for point in tested if better(point.equal[measure], measure) is False} - won
         told.append(f"{name}: better in {len(won)}, worse in {len(lost)}")
@@ -175,12 +190,13 @@ def table(found: Sequence[Point]) -> Table:
                 f"{point.rate:g}{'*' if point.edge else ''}",
                 f"{point.seconds / least:.2f}",
                 *(_value(point, measure) for measure in _MEASURES),
-                *(_p(of.get("train")) for of in (point.same, point.equal)),
-                *(_p(of.get("accuracy")) for of in (point.same, point.equal)),
+                NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",
+                *(_p(of.get(measure)) for measure in _JUDGED for of in (point.same, point.equal)),
             )
         )
     headings = ["task", "order", "epochs", "rate", "processor time", *_MEASURES.values()]
-    headings += [f"p, {what}, {when}" for what in ("training", "accuracy") for when in ("same epochs", "same time")]
+    headings += ["training loss / RR's at this rate"]
+    headings += [f"p, {what}, {when}" for what in ("test loss", "accuracy") for when in ("same epochs", "same time")]
     return Table("Does it pay?", headings, rows)
 
 
@@ -197,7 +213,11 @@ def _p(comparison: Comparison | None) -> str:
 
 
 def pays_by_time(found: Sequence[Point]) -> Figure | None:
-    """Training loss and test accuracy against processor time, one row for each setting."""
+    """Test loss and test accuracy against processor time, one row for each setting.
+
+    Bars are standard deviations over seeds after each seed's mean is taken out: all orders of a seed share the initial
+    weights, which decide most of its result.
+    """
     settings = list(dict.fromkeys(point.setting for point in found))
     if not settings:
         return None
@@ -206,19 +226,29 @@ def pays_by_time(found: Sequence[Point]) -> Figure | None:
         figure = Figure(figsize=(7.6, 2.3 * len(settings) + 0.8), layout="constrained")
         grid = figure.subplots(len(settings), 2, squeeze=False)
         for row, setting in zip(grid, settings, strict=True):
-            for axes, measure in zip(row, ("train", "accuracy"), strict=True):
+            for axes, measure in zip(row, _JUDGED, strict=True):
+                own = [point for point in found if point.setting == setting]
+                table = pd.DataFrame({number: point.values[measure] for number, point in enumerate(own)}).dropna()
+                table = table.sub(table.mean(axis=1), axis=0) + table.to_numpy().mean()
                 for arm in (BASELINE, *arms):
-                    mine = sorted(
-                        (point for point in found if (point.setting, point.arm) == (setting, arm)),
-                        key=lambda point: point.seconds,
-                    )
+                    mine = sorted((point.seconds, number) for number, point in enumerate(own) if point.arm == arm)
                     if not mine:
                         continue
                     look = style(0 if arm == BASELINE else 1 + arms.index(arm))
-                    means = [point.values[measure].mean() for point in mine]
-                    spread = [point.values[measure].std() for point in mine]
-                    at = [point.seconds / 60 for point in mine]
-                    axes.errorbar(at, means, yerr=spread, capsize=2, label=mine[0].label, **look.line(1))
+                    numbers = [number for _, number in mine]
+                    axes.errorbar(
+                        [seconds / 60 for seconds, _ in mine],
+                        table[numbers].mean(),
+                        yerr=table[numbers].std(),
+                        capsize=2,
+                        label=own[numbers[0]].label,
+                        **look.line(1),
+                    )
+                low, high = axes.get_ylim()
+                middle = (low + high) / 2
+                half = max((high - low) / 2, _LEAST_RANGE * abs(middle) / 2)
+                axes.set_ylim(middle - half, middle + half)
+                axes.ticklabel_format(useOffset=False)
                 axes.set_ylabel(_MEASURES[measure])
                 finish(axes)
             row[0].set_title(next(point.title for point in found if point.setting == setting))

@@ -71,9 +71,9 @@ def herd(
         objective = herding.herding_objective(z), herding.herding_objective(z, order)
         typer.echo(_compared("herding objective (l-inf)", *objective))
         typer.echo(_compared("l2 norm", float(before.max()), float(after.max())))
-    typer.echo(f"The order, {len(z):,} row indices: {out}" if out else "To keep the order: --out order.npy")
+    typer.echo(f"Wrote the order ({len(z):,} row indices) to {out}" if out else "To save the order: --out order.npy")
     if plot:
-        typer.echo(f"The plot: {plot}")
+        typer.echo(f"Wrote the plot to {plot}")
 
 
 def _compared(what: str, before: float, after: float) -> str:

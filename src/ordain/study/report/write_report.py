@@ -71,7 +71,7 @@ def _vector_content(folder: Path, header: Header) -> Content:
         raise InputError(
             f"a study of kind {header.kind!r} in {folder}",
             expected=f"training, {', '.join(vectors.STUDIES)}",
-            remedy="Use the ordain that wrote it.",
+            remedy="Use the version of ordain that wrote it.",
         )
     study = vectors.STUDIES[header.kind]
     headings, rows = study.table(folder)

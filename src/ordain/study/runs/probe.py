@@ -39,11 +39,11 @@ def check_size(n: int, d: int) -> None:
         )
 
 
-def per_example_gradients(problem: LoadedTask, model: nn.Module) -> Tensor:
-    """The gradient of each training example, ``[n, d]``; ``model`` is not modified."""
+def per_example_gradients(problem: LoadedTask, model: nn.Module, *, params: Any = None) -> Tensor:
+    """The gradient of each training example by ``params`` (default: all), ``[n, d]``; ``model`` is not modified."""
     watched = copy.deepcopy(model)  # hooks of the order are on the original model
     watched.zero_grad()
-    source = ExactSource(watched)
+    source = ExactSource(watched, params=params)
     found = []
     for start in range(0, len(problem.train_x), _ROWS):
         rows = slice(start, start + _ROWS)

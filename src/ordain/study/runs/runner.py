@@ -71,8 +71,7 @@ def run(
         checkpoint_every: minimum number of seconds between checkpoints of a job.
         tensorboard: log to TensorBoard as well.
     """
-    for came, expected, remedy in _faults(config):
-        raise InputError(came, expected=expected, remedy=remedy)
+    check_config(config)
     if tensorboard:
         check_installed()
     setting = Setting(config, out, data_dir(data), verify, checkpoint_every, tensorboard)
@@ -120,6 +119,12 @@ def run(
             else:
                 do_here(todo, setting, problem, hear)
         return Outcome(states, before, failed)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise InputError for a configuration that cannot be run."""
+    for came, expected, remedy in _faults(config):
+        raise InputError(came, expected=expected, remedy=remedy)
 
 
 def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -30,7 +30,7 @@ class BalancingRules:
     """``c`` is about the smallest with which the walk seldom fails on such vectors; with ``tiny_c`` it always would."""
 
     name: ClassVar = "balancing"
-    title: ClassVar = "Algorithm 5 beside Algorithm 6 over ten rounds of herding"
+    title: ClassVar = "Algorithm 5 and Algorithm 6 over ten rounds of herding"
     quick: ClassVar = {"seeds": 2, "n": 400, "dims": (4, 16), "rounds": 3}
     seeds: int = 3
     n: int = 10_000
@@ -134,4 +134,4 @@ class BalancingRules:
                 )
             elif len(ours["l2"]) and where(records, d=d, balancer=balancer):
                 said.append(f"d = {d:,}: {label} left its bound in every attempt.")
-        return said or ["Too little has been measured to set one way of balancing beside another."]
+        return said or ["Too few results to compare the balancing rules."]

@@ -211,7 +211,7 @@ def traffic_table(config: Any) -> Table:
 
 def say(config: Any, records: list[Record]) -> list[str]:
     """Each method on the most ranks, compared with one process and with random orders."""
-    return list(_said(config, records)) or ["Too little has been measured to set ranks beside one process."]
+    return list(_said(config, records)) or ["Too few results to compare ranks with one process."]
 
 
 def _said(config: Any, records: list[Record]) -> Iterator[str]:

@@ -143,7 +143,7 @@ class Study:
         header, path = read_header(folder), folder / "config.json"
         if header.kind != self.kind.name:
             raise InputError(
-                f"{path}, which belongs to something else",
+                f"{path}, which belongs to another kind of study",
                 expected=f"kind {self.kind.name!r}",
                 remedy="Choose another folder.",
             )

@@ -1,0 +1,123 @@
+"""The advice held against recorded runs: for each setting, what a pilot says and what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ordain.study.advice.pilot import Pilot, run_pilot
+from ordain.study.advice.rule import DO_NOT, USE, WORTH, advise, gain
+from ordain.study.claims.practice import LEVEL, final_values
+from ordain.study.files import write_bytes
+from ordain.study.report.number_text import counted, p_text
+from ordain.study.report.page_content import Table
+from ordain.study.report.statistics import ENOUGH_SEEDS, compare
+from ordain.study.report.views import at_rate
+from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.records import read_run
+from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
+from ordain.study.strict_json import validated
+from ordain.study.tasks import TASKS
+
+FILE = "advice.json"  # the pilots, by setting
+_ORDERS = ("herding-head", "grab-head", "herding", "grab-pair", "grab")  # the first that was run stands for ordering
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ordering did to the training loss in a run at one rate, with as many epochs."""
+
+    run: str
+    config: RunConfig  # with that rate only
+    label: str  # of the order
+    relative: float  # difference to RR's loss, as a share of it
+    p: float | None
+
+    @property
+    def key(self) -> str:
+        """The setting, as far as a pilot depends on it."""
+        config = self.config
+        words = (config.task, f"{config.rates[0]:g}", config.batch_size, config.decay, config.optimizer)
+        return " ".join(map(str, words)) + ("" if config.limit is None else f" limit={config.limit}")
+
+    @property
+    def paid(self) -> bool:
+        """Whether the loss was lower by at least ``WORTH``, significantly."""
+        return self.relative <= -WORTH and self.p is not None and self.p < LEVEL
+
+
+def outcomes(folder: Path) -> Iterator[Outcome]:
+    """Of each training run in ``folder`` with at least five seeds of RR and of an order that learns."""
+    for path in run_folders(folder):
+        header = read_header(path)
+        if header.kind != TRAINING or header.config.get("study", TRAINING) != TRAINING:
+            continue
+        run, config = read_run(path), RunConfig.from_json(header.config, where=str(path))
+        arm = next((name for name in _ORDERS if name in run.arms), None)
+        for rate in run.arms[arm].rates if arm and BASELINE in run.arms else ():
+            entries = [at_rate(run, rate).entries[name] for name in (arm or "", BASELINE)]
+            if min(len(entry.seeds) for entry in entries) < ENOUGH_SEEDS:
+                continue
+            ours, theirs = (final_values(entry, config.decay)["train"] for entry in entries)
+            found = compare(ours, theirs)
+            if found.difference is not None:
+                relative = found.difference / theirs[list(found.seeds)].mean()
+                yield Outcome(path.name, replace(config, rates=(rate,)), entries[0].arm.label, relative, found.p)
+
+
+def pilots(folder: Path) -> dict[str, Pilot]:
+    """The pilots that :func:`run_pilots` has written."""
+    path = folder / FILE
+    found: dict[str, Pilot] = {}
+    if path.is_file():
+        found = validated(dict[str, Pilot], path.read_bytes(), str(path), remedy="Remove it and run the pilots again.")
+    return found
+
+
+def run_pilots(folder: Path, data: Path, *, verify: bool, report: Callable[[int, int], None]) -> None:
+    """Run the pilot of every setting that has an outcome and no pilot yet; resumable."""
+    found, wanted = pilots(folder), {outcome.key: outcome.config for outcome in outcomes(folder)}
+    for count, (key, config) in enumerate(wanted.items(), 1):
+        if key not in found:
+            problem = TASKS[config.task].load(data, config.limit, weights=config.weights, verify=verify)
+            found[key] = run_pilot(problem, config)
+            content = {name: asdict(pilot) for name, pilot in found.items()}
+            write_bytes(folder / FILE, json.dumps(content, indent=1).encode() + b"\n")
+        report(count, len(wanted))
+
+
+def checked(found: list[Outcome], pilots: Mapping[str, Pilot]) -> tuple[str, Table]:
+    """How often the advice was right, and the table of all outcomes with a pilot."""
+    rows, verdicts = [], []
+    for outcome in found:
+        if (pilot := pilots.get(outcome.key)) is None:
+            continue
+        advice = advise(pilot)
+        right = {USE: outcome.paid, DO_NOT: not outcome.paid}.get(advice.verdict)
+        verdicts.append("no advice" if right is None else "hit" if right else "miss")
+        measured, said = (f"{100 * share:+.1f} %" for share in (outcome.relative, -gain(pilot)))
+        rows.append(
+            (
+                f"{outcome.run}: {outcome.key}",
+                advice.verdict,
+                verdicts[-1],
+                outcome.label,
+                measured,
+                p_text(outcome.p),
+                said,
+                f"{100 * pilot.noise:.1f} %",
+                "-" if pilot.similarity is None else f"{pilot.similarity:.2f}",
+                f"{pilot.cost:.2f}",
+            )
+        )
+    headings: tuple[str, ...] = ("setting", "advice", "", "order in the run", "its training loss / RR's", "p")
+    headings += ("the same in the pilot", "noise", "similarity", "cost")
+    hits, misses = verdicts.count("hit"), verdicts.count("miss")
+    unsaid = len(verdicts) - hits - misses
+    headline = f"The advice was right in {hits} of {counted(hits + misses, 'setting')}"
+    return f"{headline}{f'; in {unsaid} more it could not tell' if unsaid else ''}.", Table(
+        "Was the advice right?", headings, rows, [{"hit": "helps", "miss": "worse"}.get(v, "-") for v in verdicts]
+    )

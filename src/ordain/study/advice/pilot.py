@@ -1,0 +1,148 @@
+"""The pilot: a few short epochs with random reshuffling and with herding by the head, from the same weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import process_time
+
+import torch
+from torch import nn
+
+from ordain.errors import OrdainError, OrdainWarning
+from ordain.study.runs.arms import BASELINE, build_order, parse
+from ordain.study.runs.config import RunConfig
+from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer
+from ordain.study.runs.probe import per_example_gradients, stale_fresh
+from ordain.study.tasks import LoadedTask
+
+ORDER = "herding-head"
+STEPS, EPOCHS, SEEDS = 200, 3, 2
+_STALE = 256  # examples whose gradients are compared between epochs
+_MEMORY = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What was measured. Losses are training losses on the pilot's examples.
+
+    Attributes:
+        start: the loss before training.
+        rr: the last losses of random reshuffling, by seed; not finite if training diverged.
+        ordered: the same in the order that herding finds.
+        noise: the share of RR's last loss that vanishes where the weights of all seeds are averaged: sampling noise.
+        similarity: mean cosine similarity of an example's gradient (by the last linear layer) in consecutive epochs.
+        cost: processor time of an epoch with ordering, over one without.
+    """
+
+    start: float
+    rr: tuple[float, ...]
+    ordered: tuple[float, ...]
+    noise: float
+    similarity: float | None
+    cost: float
+
+
+@dataclass(frozen=True)
+class _Trained:
+    model: nn.Module
+    loss: float
+    seconds: float  # the fastest epoch after the first, in which code is compiled
+    similarity: float | None
+
+
+def run_pilot(
+    problem: LoadedTask,
+    config: RunConfig,
+    *,
+    steps: int = STEPS,
+    seeds: int = SEEDS,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Pilot:
+    """Train at the first of ``config.rates`` for ``EPOCHS`` epochs of at most ``steps`` steps, with both orders.
+
+    A decay of the rate is shortened to these epochs.
+    """
+    n = min(len(problem.train_x), steps * config.batch_size)
+    problem = replace(problem, train_x=problem.train_x[:n], train_y=problem.train_y[:n])
+    config = replace(config, epochs=EPOCHS)
+    found: dict[str, list[_Trained]] = {BASELINE: [], ORDER: []}
+    for seed in range(seeds):  # in turn, so that other load on the machine affects both alike
+        for place, (arm, trained) in enumerate(found.items()):
+            trained.append(_train(problem, config, arm, seed))
+            report(2 * seed + place + 1, 2 * seeds)
+    rr, ordered = found[BASELINE], found[ORDER]
+    losses = tuple(one.loss for one in rr)
+    middle = _loss(problem, _averaged([one.model for one in rr]))
+    similar = [one.similarity for one in rr if one.similarity is not None]
+    return Pilot(
+        start=_loss(problem, problem.build(0)),
+        rr=losses,
+        ordered=tuple(one.loss for one in ordered),
+        noise=noise_share(losses, middle),
+        similarity=sum(similar) / len(similar) if similar else None,
+        cost=min(one.seconds for one in ordered) / max(1e-9, min(one.seconds for one in rr)),
+    )
+
+
+def noise_share(losses: Sequence[float], middle: float) -> float:
+    """The share of the losses that is noise, given the loss at the mean of their weights.
+
+    Near a minimum the loss is a quadratic: the mean of k weights keeps 1/k of their noise. 0 where averaging does not
+    help, as between two minima.
+
+    >>> round(noise_share([1.0, 1.2], 1.0), 3)
+    0.182
+    """
+    mean, k = sum(losses) / len(losses), len(losses)
+    if not math.isfinite(mean) or k < 2 or mean <= 0:
+        return 0.0
+    return min(1.0, max(0.0, k / (k - 1) * (mean - middle) / mean))
+
+
+def _train(problem: LoadedTask, config: RunConfig, arm: str, seed: int) -> _Trained:
+    n, model = len(problem.train_x), problem.build(0).train()
+    order = build_order(parse(arm), model, n, seed=seed, memory_limit=_MEMORY)
+    optimizer = make_optimizer(model, config, config.rates[0])
+    decay = make_decay(optimizer, config, n)
+    few = replace(problem, train_x=problem.train_x[:_STALE], train_y=problem.train_y[:_STALE])
+    times, before, similarity = [], None, None
+    for epoch in range(EPOCHS):
+        start = process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
+            try:
+                stepped = decay.step if decay else lambda: None
+                epoch_of_steps(
+                    problem, config, model, optimizer, order, defaultdict(float), seed=epoch, stepped=stepped
+                )
+            except OrdainError:
+                if all(bool(p.isfinite().all()) for p in model.parameters()):
+                    raise
+        times.append(process_time() - start)
+        if not all(bool(p.isfinite().all()) for p in model.parameters()):
+            break
+        if arm == BASELINE:
+            now = per_example_gradients(few, model, params="head")
+            similarity, before = None if before is None else stale_fresh(before, now), now
+    order.detach()
+    return _Trained(model, _loss(problem, model), min(times[1:] or times), similarity)
+
+
+def _loss(problem: LoadedTask, model: nn.Module) -> float:
+    return evaluate(problem, model, problem.train_x, problem.train_y).loss
+
+
+def _averaged(models: Sequence[nn.Module]) -> nn.Module:
+    """A model whose weights, and statistics of normalisation, are the means over ``models``."""
+    found, states = copy.deepcopy(models[0]), [model.state_dict() for model in models]
+    means = {
+        name: torch.stack([state[name] for state in states]).mean(dim=0) if value.is_floating_point() else value
+        for name, value in states[0].items()
+    }
+    found.load_state_dict(means)
+    return found
