@@ -19,9 +19,8 @@ from benchmarks.models import logistic, mlp, tiny_bert
 from benchmarks.step import images, loss_of, tokens
 from benchmarks.timing import median_ratio
 from ordain import Every, GraB, Herding, Order, RandomReshuffling
-from ordain.study.tasks.gpt import Gpt
 from ordain.study.tasks.images import lenet, resnet
-from ordain.study.tasks.language import LanguageModel
+from ordain.study.tasks.language import Gpt, LanguageModel
 
 ROUNDS = 7
 STEPS = 40  # an epoch

@@ -34,8 +34,8 @@ from ordain.herding import herding_objective
 from ordain.study.data import data_dir
 from ordain.study.data.datasets import load
 from ordain.study.machine import provenance
-from ordain.study.tasks.gpt import Gpt
 from ordain.study.tasks.images import lenet
+from ordain.study.tasks.language import Gpt
 
 STEPS, WARM_UP, ROUNDS = 60, 3, 6
 

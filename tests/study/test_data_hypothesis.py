@@ -19,9 +19,15 @@ from study.standard_files import WRITERS, write_bert_vocab
 from ordain.errors import InputError
 from ordain.study.data import DATASETS, Labelled
 from ordain.study.data.data_files import FileContent, FoundFiles
-from ordain.study.data.image_formats import read_idx, read_records
-from ordain.study.data.table_formats import read_libsvm, read_table
-from ordain.study.data.text_formats import read_tsv, read_vocabulary, read_words
+from ordain.study.data.readers import (
+    read_idx,
+    read_libsvm,
+    read_records,
+    read_table,
+    read_tsv,
+    read_vocabulary,
+    read_words,
+)
 
 
 def _seed_files() -> dict[str, bytes]:

@@ -26,9 +26,15 @@ from ordain.errors import InputError
 from ordain.study import data
 from ordain.study.data import DATASETS, bert_vocabulary, load
 from ordain.study.data.data_files import FileContent
-from ordain.study.data.image_formats import read_idx, read_records
-from ordain.study.data.table_formats import read_libsvm, read_table
-from ordain.study.data.text_formats import read_tsv, read_vocabulary, read_words
+from ordain.study.data.readers import (
+    read_idx,
+    read_libsvm,
+    read_records,
+    read_table,
+    read_tsv,
+    read_vocabulary,
+    read_words,
+)
 
 
 def content(raw: bytes, rows: int | None = None) -> FileContent:

@@ -10,9 +10,16 @@ from typing import Any
 
 from ordain.errors import InputError
 from ordain.study.data.data_files import Dataset, Download, File, FoundFiles, Splits, find
-from ordain.study.data.image_formats import read_cifar10, read_mnist
-from ordain.study.data.table_formats import read_binary, read_covtype, read_digits
-from ordain.study.data.text_formats import read_glue, read_vocabulary, read_wikitext
+from ordain.study.data.readers import (
+    read_binary,
+    read_cifar10,
+    read_covtype,
+    read_digits,
+    read_glue,
+    read_mnist,
+    read_vocabulary,
+    read_wikitext,
+)
 
 _READERS: dict[str, Any] = {
     "idx": read_mnist,

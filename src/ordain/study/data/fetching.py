@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from ordain.errors import FetchError, InputError
-from ordain.study.data.archives import extract
-from ordain.study.data.data_files import Dataset, Download, find
+from ordain.study.data.data_files import Dataset, Download, find, reason
 from ordain.study.data.datasets import bert_vocabulary, dataset_named, load
+from ordain.study.files import replacing
 from ordain.study.progress import Report
 
 if TYPE_CHECKING:
@@ -69,12 +73,32 @@ def _get(
         with reporting(item.name) as report:
             download(item, where / item.name, report=report)
     if targets and item.members:
-        limits = {name: file.limit for file in entry.files for name in file.names}
         try:
-            extract(where / item.name, {member: (path, limits[path.name]) for member, path in targets.items()})
+            extract(where / item.name, targets)
         finally:
             (where / item.name).unlink()
     return list(targets.values())
+
+
+def extract(archive: Path, wanted: Mapping[str, Path]) -> None:
+    """Copy members of a tar or zip file to the given paths; nothing is written to a path that comes from the archive.
+
+    The archive is one whose checksum :func:`download` has compared, so it is what the publisher made.
+    """
+    try:
+        with zipfile.ZipFile(archive) if archive.suffix == ".zip" else tarfile.open(archive) as file:
+            for member, target in wanted.items():
+                inside = file.open(member) if isinstance(file, zipfile.ZipFile) else file.extractfile(member)
+                if inside is None:
+                    raise KeyError(f"{member} is a folder")
+                with inside, replacing(target) as new:
+                    shutil.copyfileobj(inside, new)
+    except (KeyError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise FetchError(
+            f"{archive}: {reason(error)}",
+            expected=f"an archive with {', '.join(wanted)}",
+            remedy=f"It was removed. {_AGAIN}, or download the files by hand.",
+        ) from None
 
 
 def download(item: Download, target: Path, *, report: Report) -> None:
@@ -83,6 +107,12 @@ def download(item: Download, target: Path, *, report: Report) -> None:
     import requests
 
     _check_url(item, item.url)
+    if item.members and item.digest is None:
+        raise FetchError(
+            f"the archive {item.url} without a checksum",
+            expected="one in registry.json: an archive is opened only if it is the publisher's",
+            remedy="Add it, or download the files by hand.",
+        )
     pooch.get_logger().setLevel("WARNING")
     store = pooch.create(
         target.parent, "", registry={target.name: item.digest}, urls={target.name: item.url}, retry_if_failed=_RETRIES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,12 +55,9 @@ def classifier(
     *,
     encode: Callable[[Labelled], tuple[Tensor, Tensor]],
     limit: int | None,
-    forward: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__,
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     scale: Scale | None = None,
-    chunk: int = 4096,
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     notes: tuple[str, ...] = (),
+    **how: Any,
 ) -> LoadedTask:
     """Cross entropy on the classes of a data set.
 
@@ -68,38 +66,25 @@ def classifier(
         build: the model of a seed.
         encode: x and y of a split as tensors with one row per example.
         limit: use at most this many examples of each set.
-        forward: the logits of rows of x.
-        loss: of logits and targets.
         scale: of x.
-        chunk: rows to evaluate at once.
-        augment: rows of x as a training step sees them.
         notes: added to those of the data.
+        how: what else a :class:`LoadedTask` says.
     """
     x, y = encode(splits.train)
     rows, *held_rows = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)
     scaled = scale(x[rows]) if scale else lambda x: x
-    sets, notes_on_held = [(scaled(x[rows]), y[rows])], []
-    for name, own, held in zip(("validation", "test"), (splits.valid, splits.test), held_rows, strict=True):
+    sets: dict[str, Any] = {"train_x": scaled(x[rows]), "train_y": y[rows]}
+    notes_on_held = []
+    for name, own, held in zip(("valid", "test"), (splits.valid, splits.test), held_rows, strict=True):
         if own is None:
-            notes_on_held.append(f"The {name} set is a fixed tenth of the training file.")
+            notes_on_held.append(
+                f"The {name.replace('valid', 'validation')} set is a fixed tenth of the training file."
+            )
         own_x, own_y = (x, y) if own is None else encode(own)
         some = held if own is None else few(len(own_y), limit)
-        sets.append((scaled(own_x[some]), own_y[some]))
-    (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets
-    return LoadedTask(
-        train_x=train_x,
-        train_y=train_y,
-        valid_x=valid_x,
-        valid_y=valid_y,
-        test_x=test_x,
-        test_y=test_y,
-        build=build,
-        forward=forward,
-        loss=loss,
-        chunk=chunk,
-        augment=augment,
-        notes=(*splits.notes, *notes_on_held, *notes),
-    )
+        key = name.removesuffix("ation")
+        sets |= {f"{key}_x": scaled(own_x[some]), f"{key}_y": own_y[some]}
+    return LoadedTask(**sets, build=build, notes=(*splits.notes, *notes_on_held, *notes), **how)
 
 
 def labels(part: Labelled) -> Tensor:

@@ -24,8 +24,8 @@ class LoadedTask:
     test_x: Tensor
     test_y: Tensor
     build: Callable[[int], nn.Module]  # the model with the initial weights of a seed
-    forward: Callable[[nn.Module, Tensor], Tensor]  # the model's output for rows of x
-    loss: Callable[[Tensor, Tensor], Tensor]  # the mean over examples (and tokens)
+    forward: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__  # the model's output for rows of x
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy  # the mean over examples (and tokens)
     chunk: int = 4096  # rows to evaluate at once
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None  # rows of x as a training step sees them
     notes: tuple[str, ...] = ()  # what a reader of the results must know about the data and the weights

@@ -8,9 +8,8 @@ from typing import Any
 
 from ordain.study.tasks.bert import bert
 from ordain.study.tasks.classification import logistic_regression, standardise
-from ordain.study.tasks.gpt import gpt_on_wikitext2
 from ordain.study.tasks.images import on_cifar10, resnet
-from ordain.study.tasks.language import lstm_on_wikitext2
+from ordain.study.tasks.language import gpt_on_wikitext2, lstm_on_wikitext2
 from ordain.study.tasks.task import Defaults, Task
 
 _MNIST = Defaults(batch_size=64, rates=(0.1, 0.01, 0.001, 0.0001), epochs=100)  # the paper's appendix
