@@ -27,7 +27,7 @@ from ordain.gradients import Factored, Sketch
 from ordain.gradients.sources.exact import ExactSource
 from ordain.kernels import linear_layer, signs
 from ordain.orders.offline_herding import HerdingLearner
-from ordain.study.machine import provenance
+from ordain.study.runs.run_folder import provenance
 
 FILE = Path("results/peers/breakdown.json")
 SIZE, WARM_UP, STEPS = 64, 40, 60

@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler
 
 from benchmarks.charts import growth_chart
 from ordain import GraB, Order, RandomReshuffling, herding
-from ordain.study.machine import provenance
+from ordain.study.runs.run_folder import provenance
 
 FILE = Path("results/peers/growth.json")
 ROUNDS = 5

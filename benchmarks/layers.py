@@ -33,7 +33,7 @@ from ordain import Every, GraB, Herding, Order, RandomReshuffling, Stratified
 from ordain.herding import herding_objective
 from ordain.study.data import data_dir
 from ordain.study.data.datasets import load
-from ordain.study.machine import provenance
+from ordain.study.runs.run_folder import provenance
 from ordain.study.tasks.images import lenet
 from ordain.study.tasks.language import Gpt
 

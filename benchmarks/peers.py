@@ -27,7 +27,7 @@ from benchmarks.charts import peers_chart, peers_tables, spread
 from benchmarks.contenders import BY_ROWS, CASES, OURS, PEERS, Data, Epoch
 from benchmarks.memory import allocations, peak_of
 from ordain import herding
-from ordain.study.machine import provenance
+from ordain.study.runs.run_folder import provenance
 
 FILE = Path("results/peers/peers.json")
 SIZES = (64, 16, 256)

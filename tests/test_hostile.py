@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -18,91 +16,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from study.hostile_files import damaged, packed, tar
+from study.hostile_files import damaged
 
 import ordain
 from ordain import GraB
-from ordain.errors import FetchError, InputError, OrdainError, StateError
-from ordain.study import strict_json
-from ordain.study.data.archives import extract
+from ordain.errors import InputError, OrdainError, StateError
 from ordain.study.files import read_vectors
 from ordain.study.vectors import STUDIES, run_study
-
-# --- archives -------------------------------------------------------------------------------------
-
-
-def announced(name: str, kind: bytes, size: int, content: bytes = b"") -> bytes:
-    """A compressed tar whose one header announces ``size`` bytes."""
-    member = tarfile.TarInfo(name)
-    member.type, member.size = kind, size
-    return gzip.compress(member.tobuf() + content + bytes(1024), mtime=0)
-
-
-def changed(raw: bytes, mark: bytes, at: int, new: bytes) -> bytes:
-    place = raw.index(mark) + at
-    return raw[:place] + new + raw[place + len(new) :]
-
-
-ZIP = packed(("in/a", b"A" * 50))
-ARCHIVES: list[tuple[str, bytes, str]] = [
-    ("tar.gz", announced("././@PaxHeader", tarfile.XHDTYPE, 10**9), "read at once"),
-    ("tar.gz", announced("././@LongLink", tarfile.GNUTYPE_LONGNAME, 10**9), "read at once"),
-    ("tar.gz", announced("in/b", tarfile.REGTYPE, 8**11 - 1), "not wanted"),
-    ("tar.gz", announced("in/a", tarfile.REGTYPE, 8**11 - 1), "damaged archive"),
-    *(
-        ("tar.gz", announced("in/a", kind, 0), "a link")
-        for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
-    ),
-    ("zip", packed(("in/a", b"A"), ("./in/a", b"B")), "there twice"),
-    ("zip", packed(("in/a/", b"")), "a folder"),
-    ("zip", packed(("in\\..\\..\\evil", b"E"), ("in/a", b"A")), "leads out"),
-    ("zip", packed(("C:/evil", b"E"), ("in/a", b"A")), "leads out"),
-    ("zip", changed(ZIP, b"PK\x01\x02", 24, (10).to_bytes(4, "little")), "damaged archive"),  # a size that is a lie
-    ("zip", changed(changed(ZIP, b"PK\x01\x02", 10, b"\x63"), b"PK\x03\x04", 8, b"\x63"), "cannot be read"),
-    ("zip", changed(changed(ZIP, b"PK\x01\x02", 8, b"\x01"), b"PK\x03\x04", 6, b"\x01"), "cannot be read"),
-    ("zip", changed(ZIP, b"PK\x05\x06", 16, b"\xfe\xff\xff\xff"), "damaged archive"),
-]
-
-
-@pytest.mark.parametrize(("suffix", "raw", "words"), ARCHIVES, ids=count())
-def test_archives(suffix: str, raw: bytes, words: str, tmp_path: Path) -> None:
-    archive, out = tmp_path / f"a.{suffix}", tmp_path / "out"
-    archive.write_bytes(raw)
-    out.mkdir()
-    tracemalloc.start()
-    with pytest.raises(FetchError, match=words) as caught:
-        extract(archive, {"in/a": (out / "a", 100)})
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 20_000_000
-    assert str(caught.value).isprintable()
-    assert {path.name for path in out.iterdir()} <= {"a"}
-    assert {path.name for path in tmp_path.iterdir()} == {archive.name, "out"}
-
-
-WHOLE = {
-    "tar.gz": tar(("in/readme", b"hello"), ("in/a", b"A" * 40)),
-    "tar": gzip.decompress(tar(("in/readme", b"hello"), ("in/a", b"A" * 40))),
-    "zip": packed(("in/readme", b"hello"), ("in/a", b"A" * 40)),
-}
-
-
-@pytest.mark.parametrize("suffix", WHOLE)
-@given(draws=st.data())
-def test_damaged_archives(suffix: str, draws: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("fuzz", numbered=True)
-    archive, out = folder / f"a.{suffix}", folder / "out"
-    archive.write_bytes(draws.draw(damaged(WHOLE[suffix])))
-    out.mkdir()
-    message = ""
-    try:
-        extract(archive, {"in/a": (out / "a", 100)})
-    except FetchError as error:
-        message = str(error)
-    assert message.isprintable()
-    assert {path.name for path in folder.iterdir()} == {archive.name, "out"}
-    assert {path.name for path in out.iterdir()} <= {"a"}
-
 
 # --- vectors --------------------------------------------------------------------------------------
 
@@ -213,12 +133,6 @@ def test_damaged_records(draws: st.DataObject, study_folder: Path, tmp_path_fact
         show(folder)
     except InputError as error:
         assert str(error).isprintable()  # noqa: PT017
-
-
-def test_strict_json() -> None:
-    assert strict_json.loads('{"a": [1, -2.5, "x", null, true]}') == {"a": [1, -2.5, "x", None, True]}
-    assert strict_json.alike({"a": [1, 2], "b": 1}, {"a": [5], "b": 1.5})
-    assert not strict_json.alike({"a": [1, "2"], "b": 1.0}, {"a": [5], "b": 1.5})
 
 
 # --- states ---------------------------------------------------------------------------------------

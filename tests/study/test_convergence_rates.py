@@ -13,9 +13,8 @@ import pytest
 
 from ordain import reference, theory
 from ordain.orders import ORDERS
-from ordain.study.vectors import STUDIES, compiled, convergence_figures, convergence_rates
-from ordain.study.vectors.convergence_figures import LABELS
-from ordain.study.vectors.convergence_rates import SINE_MU, objective
+from ordain.study.vectors import STUDIES, compiled, convergence_rates
+from ordain.study.vectors.convergence_rates import LABELS, SINE_MU, objective
 
 D = 3
 
@@ -131,7 +130,7 @@ def synthetic(
 def test_tables_find_the_exponents_of_made_up_records() -> None:
     config = replace(STUDIES["rates"].configure(quick=True), grid=(0.1, 0.2, 0.4), problems=("quadratic", "noisy"))
     records = synthetic(config, "grab", (-2.0, -1.5)) + synthetic(config, "rr", (-1.0, -0.5))
-    rows = {row[:2]: row[2:] for row in convergence_figures.tabulate(config, records)[1]}
+    rows = {row[:2]: row[2:] for row in config.tabulate(records)[1]}
     assert rows["quadratic", "GraB"] == (
         "-2.00 ± 0.00 (-2)",
         "-1.50 ± 0.00 (-2)",
@@ -140,13 +139,13 @@ def test_tables_find_the_exponents_of_made_up_records() -> None:
         "9",
     )
     assert rows["noisy", "random reshuffling"][:2] == ("-1.00 ± 0.00 (-2)", "-0.50 ± 0.00 (-1)")
-    said = " ".join(convergence_figures.say(config, records))
+    said = " ".join(config.say(records))
     assert "K^(-2.00 ± 0.00) n^(-1.50 ± 0.00) for GraB (-2, -2)" in said
     assert "20 times smaller than the tuned one" in said
     assert "9 times as large" in said
     assert "first or last of the grid" not in said
     edge = [r | {"gap": r["gap"][1:] + r["gap"][:1]} for r in records]
-    assert "first or last of the grid (noisy, quadratic)" in " ".join(convergence_figures.say(config, edge))
+    assert "first or last of the grid (noisy, quadratic)" in " ".join(config.say(edge))
 
 
 def test_a_run_that_is_not_finished_is_shown_without_what_is_missing(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from ordain.errors import InputError
@@ -39,9 +38,7 @@ def trained(folder: Path) -> Run:
 
 def test_folder_holds_what_it_should(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
-    assert {"index.html", "report.md", "summary.png", "prefix.svg", "digits", "toy-herding"} <= names
-    assert imread(folder / "summary.png").shape[:2] == (450, 1200)
-    assert imread(folder / "summary.png").std() > 0
+    assert {"index.html", "report.md", "prefix.svg", "digits", "toy-herding"} <= names
 
 
 def test_every_arm_has_run(trained: Run) -> None:

@@ -19,8 +19,17 @@ from ordain.errors import InputError
 from ordain.study import cli
 from ordain.study.tasks import TASKS
 from ordain.study.tasks.images import lenet
-from ordain.study.vectors.rank_figures import DIGITS, MODELS, Layer, payload
-from ordain.study.vectors.rank_simulation import METHODS, Sharing, simulate, sketched, vectors
+from ordain.study.vectors.rank_simulation import (
+    DIGITS,
+    METHODS,
+    MODELS,
+    Layer,
+    Sharing,
+    payload,
+    simulate,
+    sketched,
+    vectors,
+)
 
 Order = list[int]
 

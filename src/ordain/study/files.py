@@ -1,12 +1,14 @@
-"""Files and folders: arrays without unpickling, atomic writes, and a lock on a folder."""
+"""Files and folders: JSON and arrays that may be damaged or edited, atomic writes, and a lock on a folder."""
 
 from __future__ import annotations
 
+import lzma
 import os
 import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
@@ -15,8 +17,47 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ordain.errors import InputError, StateError
+
+_MOST_BYTES = 1 << 28
+REMEDY = "Delete or repair the file, and run again."
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that are read from JSON
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, decompressing ``.xz``; raises ValueError if it is too large or damaged."""
+    try:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+            content: bytes = file.read(_MOST_BYTES + 1)
+    except (EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"not a complete xz file ({error})") from error
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+    return content
+
+
+def validated(kind: Any, content: bytes, where: str, *, remedy: str = REMEDY) -> Any:
+    """Parse JSON and validate it as the pydantic type ``kind``; ``where`` names the source in errors."""
+    try:
+        return _adapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        raise InputError(f"{where}, which is not JSON", expected="one JSON object", remedy=remedy)
+    name = ".".join(str(part) for part in first["loc"] if part not in ("start", "epoch", "end"))
+    if first["type"] in ("missing", "missing_argument"):
+        raise InputError(f"no {first['loc'][-1]!r} at {where}", expected=f"a field {name!r}", remedy=remedy)
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    expected = first["msg"].removeprefix("Input should be ")
+    raise InputError(f"{name + ' = ' if name else ''}{shown} at {where}", expected=expected, remedy=remedy)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def read_vectors(path: Path) -> NDArray[Any]:

@@ -1,43 +1,29 @@
-"""Figures of prefix sum norms (Figure 1(b) of the paper)."""
+"""The figure of ``ordain herd --plot``: norms of prefix sums (as Figure 1(b) of the paper)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ordain.study.style import LEGEND, finish, style
+from ordain.study.style import LEGEND, finish, grid_figure, style
 
-Curve = tuple[Sequence[int], Sequence[float]]  # number of vectors, norm of their sum
-_POINTS = 600  # maximum number of points per curve
+_POINTS = 600  # maximum number of points per curve, each the maximum of its interval
 
 
-def prefix_figure(norms: Mapping[str, NDArray[np.float64]], *, title: str) -> Figure:
-    """One curve per label, from the norms of all prefixes ``[n]``."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
-    draw_prefixes(axes, {label: thin(of) for label, of in norms.items()})
-    axes.set_title(title)
+def prefix_figure(curves: Mapping[str, NDArray[np.float64]], *, title: str) -> Figure:
+    """One curve per label, from the norms of all prefixes ``[n]``; the last sum is zero and is not drawn."""
+    figure, ((axes,),) = grid_figure(8, 4.6)
+    drawn = {label: norms[:-1] if len(norms) > 1 else norms for label, norms in curves.items()}
+    for position, (label, kept) in enumerate(drawn.items()):
+        starts = np.unique(np.linspace(0, len(kept) - 1, min(_POINTS, len(kept))).astype(np.int64))
+        look = style(position).line(max(1, len(starts) // 8))
+        axes.plot(starts + 1, np.maximum.reduceat(kept, starts), label=label, **look)
+    if all(kept.min() > 0 for kept in drawn.values()):
+        axes.set_yscale("log")
+    axes.set(xlabel="vectors in the prefix", ylabel="l2 norm of the centred prefix sum", title=title)
+    finish(axes)
     figure.legend(loc="outside right upper", **LEGEND)
     return figure
-
-
-def draw_prefixes(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """Draw the curves, on a log scale if all norms are positive."""
-    for position, (label, (at, norms)) in enumerate(curves.items()):
-        axes.plot(at, norms, label=label, **style(position).line(max(1, len(at) // 8)))
-    if all(min(norms) > 0 for _, norms in curves.values()):
-        axes.set_yscale("log")
-    axes.set_xlabel("vectors in the prefix")
-    axes.set_ylabel("l2 norm of the centred prefix sum")
-    finish(axes)
-
-
-def thin(norms: NDArray[np.float64]) -> Curve:
-    """Reduce a curve to ``_POINTS`` points, each the maximum of its interval; the last sum (zero) is omitted."""
-    kept = norms[:-1] if len(norms) > 1 else norms
-    starts = np.unique(np.linspace(0, len(kept) - 1, min(_POINTS, len(kept))).astype(np.int64))
-    return (starts + 1).tolist(), np.maximum.reduceat(kept, starts).tolist()

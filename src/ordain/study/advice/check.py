@@ -10,7 +10,7 @@ from pathlib import Path
 from ordain.study.advice.pilot import Pilot, run_pilot
 from ordain.study.advice.rule import DO_NOT, USE, WORTH, advise, gain
 from ordain.study.claims.practice import LEVEL, final_values
-from ordain.study.files import write_bytes
+from ordain.study.files import validated, write_bytes
 from ordain.study.report.number_text import counted, p_text
 from ordain.study.report.page_content import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, compare
@@ -19,7 +19,6 @@ from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.records import read_run
 from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
-from ordain.study.strict_json import validated
 from ordain.study.tasks import TASKS
 
 FILE = "advice.json"  # the pilots, by setting

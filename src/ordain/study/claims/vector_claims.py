@@ -10,7 +10,6 @@ import numpy as np
 
 from ordain.study.claims.evidence import MECHANICS, NOT_RUN, Claim, Evidence, Finding, together
 from ordain.study.vectors import STUDIES
-from ordain.study.vectors.convergence_figures import n_exponents
 from ordain.study.vectors.vector_study import Record, where
 
 _ALIKE = 1.1  # ratio up to which prefix sums count as similar
@@ -53,9 +52,9 @@ def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
 
 def _rates(config: Any, records: list[Record]) -> Iterable[bool | None]:
     """GraB's loss decays faster in n than RR's by more than three standard errors."""
-    for fits in n_exponents(config, records).values():
-        ours, theirs = fits.get("grab"), fits.get("rr")
-        if ours is None or theirs is None or ours.error is None or theirs.error is None:
+    for fits in config.n_exponents(records).values():
+        ours, theirs = fits["grab"], fits["rr"]
+        if ours.error is None or theirs.error is None:
             yield None
         else:
             yield theirs.mean - ours.mean > 3 * (ours.error**2 + theirs.error**2) ** 0.5

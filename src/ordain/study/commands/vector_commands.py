@@ -91,7 +91,6 @@ def simulate_ranks(
 ) -> None:
     """Simulate ranks that order one data set together: how good their order is, and what they send."""
     from ordain.study.vectors import STUDIES, run_study
-    from ordain.study.vectors.rank_figures import traffic_table
 
     study = STUDIES[_SIMULATION]
     with plain_errors(), reporting(_SIMULATION, lines=True) as tell:
@@ -99,7 +98,7 @@ def simulate_ranks(
     with plain_errors():
         for text in study.sentences(out):
             typer.echo(text)
-        headings, rows = traffic_table(study.configure(quick=quick))
+        headings, rows = study.configure(quick=quick).traffic_table()
         typer.echo("\nBytes that a rank contributes to a step:")
         widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings))]
         for row in (headings, *rows):

@@ -14,10 +14,8 @@ from ordain.study.report.page_content import Content, Section, Table, Telling, c
 from ordain.study.report.training_content import training_content
 from ordain.study.report.training_figures import draw
 from ordain.study.report.verdict_sentences import Sentence
-from ordain.study.runs.record_lines import records_file
 from ordain.study.runs.records import read_run
 from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
-from ordain.study.strict_json import read_bytes
 
 
 def write_report(folder: Path, out: Path | None = None) -> Content:
@@ -75,14 +73,13 @@ def _vector_content(folder: Path, header: Header) -> Content:
         )
     study = vectors.STUDIES[header.kind]
     headings, rows = study.table(folder)
-    asked, done = sum(1 for _ in study.saved(folder).points()), read_bytes(records_file(folder)).count(b"\n")
     figures = [
         draw(name, f"Figure: {name.replace('-', ' ')}", figure) for name, figure in study.figures(folder).items()
     ]
     return Content(
         title=study.kind.title,
         facts="",
-        warnings=[f"Unfinished: {done:,} of {asked:,} points have been measured."] if done < asked else [],
+        warnings=[],
         tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
         sections=[Section("Figures", "", figures)] if figures else [],
         tables=[Table("Numbers", headings, rows)] if rows else [],

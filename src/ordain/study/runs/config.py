@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError
-from ordain.study.strict_json import validated
+from ordain.study.files import validated
 
 Protocol = Literal["tuned", "each", "paper"]
 Optimizer = Literal["sgd", "adamw"]

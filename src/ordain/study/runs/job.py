@@ -12,9 +12,9 @@ from pydantic import NonNegativeInt, PositiveFloat, StringConstraints
 from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError
+from ordain.study.files import STRICT
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline
 from ordain.study.runs.config import RunConfig
-from ordain.study.strict_json import STRICT
 
 # Arm names are used as folder names, file names and HTML anchors.
 ArmName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9@._+-]{0,63}$")]

@@ -16,9 +16,8 @@ from torch import nn
 
 from ordain import Order, RandomReshuffling
 from ordain.errors import InputError, StateError
-from ordain.study.files import replacing, write_bytes
+from ordain.study.files import replacing, validated, write_bytes
 from ordain.study.runs.job import Job
-from ordain.study.strict_json import validated
 
 _SHARE = 20
 _KEYS = {"epoch", "lines", "model", "optimizer", "schedule", "decay", "average", "order"}

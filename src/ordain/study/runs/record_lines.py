@@ -18,9 +18,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from ordain.errors import InputError
-from ordain.study.files import write_bytes
+from ordain.study.files import STRICT, read_bytes, validated, write_bytes
 from ordain.study.runs.job import ArmName, Job, job_of
-from ordain.study.strict_json import STRICT, read_bytes, validated
 
 PACKED, PLAIN = "records.jsonl.xz", "records.jsonl"  # PLAIN: records of a vector study
 DONE, UNFINISHED = "done", "unfinished"

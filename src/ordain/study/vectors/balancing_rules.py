@@ -7,9 +7,7 @@ text has it); and a c so small that every pass would fail, with the probabilitie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -19,22 +17,21 @@ from numpy.typing import NDArray
 from ordain import Deterministic, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import BalancingFailedError
-from ordain.study.vectors.estimates import estimate
-from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
+from ordain.study.vectors.vector_study import Figures, Ints, Point, Record, Seeds, Table, estimate, settings, where
 
 _NORMS = {"l2": "l2", "linf": "l-inf"}
 
 
-@dataclass(frozen=True)
+@settings
 class BalancingRules:
     """``c`` is about the smallest with which the walk seldom fails on such vectors; with ``tiny_c`` it always would."""
 
     name: ClassVar = "balancing"
     title: ClassVar = "Algorithm 5 and Algorithm 6 over ten rounds of herding"
     quick: ClassVar = {"seeds": 2, "n": 400, "dims": (4, 16), "rounds": 3}
-    seeds: int = 3
+    seeds: Seeds = 3
     n: int = 10_000
-    dims: tuple[int, ...] = (100, 1_000, 10_000)
+    dims: Ints = (100, 1_000, 10_000)
     rounds: int = 10
     c: float = 10.0
     tiny_c: float = 1.0
@@ -92,8 +89,8 @@ class BalancingRules:
         figure, grid = grid_figure(3.7 * columns + 0.4, 6.4, rows=len(_NORMS), columns=columns)
         for (row, (norm, norm_label)), (column, d) in product(enumerate(_NORMS.items()), enumerate(self.dims)):
             axes = grid[row, column]
-            if start := [record[norm][0] for record in where(records, d=d)]:
-                axes.axhline(float(np.mean(start)), color="black", linewidth=1.2, label="random order")
+            start = float(np.mean([record[norm][0] for record in where(records, d=d)]))
+            axes.axhline(start, color="black", linewidth=1.2, label="random order")
             for position, (balancer, label) in enumerate(self._labels().items(), 1):
                 values = self._values(records, d, balancer, norm)[:, 1:]
                 if len(values):
@@ -111,7 +108,7 @@ class BalancingRules:
         rows: list[tuple[str, ...]] = []
         for d, (norm, norm_label) in product(self.dims, _NORMS.items()):
             start = {record["seed"]: record[norm][0] for record in where(records, d=d)}
-            before = f"{estimate(list(start.values()) or [math.nan]):.3g}"
+            before = f"{estimate(list(start.values())):.3g}"
             for balancer, label in self._labels().items():
                 values = self._values(records, d, balancer, norm)
                 if len(values):
@@ -123,15 +120,14 @@ class BalancingRules:
         said = []
         (first, _), *others = self._labels().items()
         for d, (balancer, label) in product(self.dims, others):
-            ours = {norm: self._values(records, d, first, norm) for norm in _NORMS}
-            theirs = {norm: self._values(records, d, balancer, norm) for norm in _NORMS}
-            if len(ours["l2"]) and len(theirs["l2"]):
-                ratio = {norm: theirs[norm].mean(axis=0) / ours[norm].mean(axis=0) for norm in _NORMS}
-                said.append(
-                    f"d = {d:,}: {label} leaves {ratio['l2'][1]:.2f} times Alg. 5's longest prefix sum after one round "
-                    f"and {ratio['l2'][-1]:.2f} times after {self.rounds} (l2; l-inf: {ratio['linf'][1]:.2f} and "
-                    f"{ratio['linf'][-1]:.2f})."
-                )
-            elif len(ours["l2"]) and where(records, d=d, balancer=balancer):
+            ours, theirs = ({norm: self._values(records, d, of, norm) for norm in _NORMS} for of in (first, balancer))
+            if not len(theirs["l2"]):
                 said.append(f"d = {d:,}: {label} left its bound in every attempt.")
-        return said or ["Too few results to compare the balancing rules."]
+                continue
+            ratio = {norm: theirs[norm].mean(axis=0) / ours[norm].mean(axis=0) for norm in _NORMS}
+            said.append(
+                f"d = {d:,}: {label} leaves {ratio['l2'][1]:.2f} times Alg. 5's longest prefix sum after one round "
+                f"and {ratio['l2'][-1]:.2f} times after {self.rounds} (l2; l-inf: {ratio['linf'][1]:.2f} and "
+                f"{ratio['linf'][-1]:.2f})."
+            )
+        return said

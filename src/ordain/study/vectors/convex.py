@@ -18,10 +18,22 @@ import torch
 from numpy.typing import NDArray
 
 from ordain.orders import ORDERS
-from ordain.study.vectors.estimates import Estimate, slope
-from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
+from ordain.study.vectors.vector_study import (
+    Estimate,
+    Figures,
+    Floats,
+    Ints,
+    Names,
+    Numbers,
+    Point,
+    Record,
+    Seeds,
+    Table,
+    settings,
+    slope,
+    where,
+)
 
-Floats = NDArray[np.float64]
 SOLVERS = {"sag": "SAG (scikit-learn)", "lbfgs": "L-BFGS (scikit-learn)"}
 _ALL = 0  # in place of a number of examples: all of them
 _ROWS = 64  # to observe at a time
@@ -73,21 +85,21 @@ def minimum(name: str, n: int, strength: float) -> float:
     return problem.value(problem.best())
 
 
-@dataclass(frozen=True)
+@settings
 class Convex:
     """``sizes`` are numbers of examples, 0 for all of them; ``grid`` holds rates."""
 
     name: ClassVar = "convex"
     title: ClassVar = "A strongly convex problem: SGD under several orders, SAG and L-BFGS"
     quick: ClassVar = {"seeds": 2, "problems": ("digits",), "sizes": (200, 400), "epochs": 6, "grid": (1.0, 4.0)}
-    seeds: int = 10
-    problems: tuple[str, ...] = ("digits", "mushrooms")
-    sizes: tuple[int, ...] = (500, 1000, _ALL)
+    seeds: Seeds = 10
+    problems: Names = ("digits", "mushrooms")
+    sizes: Ints = (500, 1000, _ALL)
     strength: float = 1e-3
     epochs: int = 30
-    orders: tuple[str, ...] = ("rr", "flipflop", "grab", "grab-pair")
-    decays: tuple[str, ...] = ("constant", "cosine")
-    grid: tuple[float, ...] = tuple(2.0**k for k in range(-7, 3))
+    orders: Names = ("rr", "flipflop", "grab", "grab-pair")
+    decays: Names = ("constant", "cosine")
+    grid: Numbers = tuple(2.0**k for k in range(-7, 3))
 
     def points(self) -> Iterator[Point]:
         for problem, n in product(self.problems, self.sizes):
@@ -118,17 +130,15 @@ class Convex:
 
     def _arms(self, records: list[Record], **fields: Any) -> Iterator[tuple[str, list[Record]]]:
         for order, decay in (*product(self.orders, self.decays), *((solver, "-") for solver in SOLVERS)):
-            found = where(records, order=order, decay=decay, **fields)
-            if found:
-                yield f"{ORDERS[order].label}, {decay}" if order in ORDERS else SOLVERS[order], found
+            label = f"{ORDERS[order].label}, {decay}" if order in ORDERS else SOLVERS[order]
+            yield label, where(records, order=order, decay=decay, **fields)
 
     def draw(self, records: list[Record]) -> Figures:
         from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
 
-        shown = [name for name in self.problems if where(records, problem=name, n=_ALL)] or list(self.problems)
-        figure, ((*axes,),) = grid_figure(4.2 * len(shown), 4.4, columns=len(shown), sharey=True)
-        for panel, name in zip(axes, shown, strict=True):
-            n = _ALL if _ALL in self.sizes else self.sizes[-1]
+        figure, ((*axes,),) = grid_figure(4.2 * len(self.problems), 4.4, columns=len(self.problems), sharey=True)
+        n = _ALL if _ALL in self.sizes else self.sizes[-1]
+        for panel, name in zip(axes, self.problems, strict=True):
             for position, (label, found) in enumerate(self._arms(records, problem=name, n=n)):
                 _, gaps = self.best(found)
                 plot_seeds(panel, range(1, 1 + gaps.shape[1]), gaps, label, position, alpha=0.1, every=5)
@@ -155,20 +165,15 @@ class Convex:
         said = []
         for name in self.problems:
             fits = {order: self.exponent(records, name, order) for order in ("rr", "grab") if order in self.orders}
-            told = [f"{ORDERS[order].label} n^({fit:.2f})" for order, fit in fits.items() if fit is not None]
-            if told:
-                said.append(f"{name}, cosine, {self.epochs} epochs: f - f* falls like {' and '.join(told)}.")
-        return said or ["Too few sizes have been measured to fit an exponent."]
+            told = [f"{ORDERS[order].label} n^({fit:.2f})" for order, fit in fits.items()]
+            said.append(f"{name}, cosine, {self.epochs} epochs: f - f* falls like {' and '.join(told)}.")
+        return said
 
-    def exponent(self, records: list[Record], problem: str, order: str) -> Estimate | None:
+    def exponent(self, records: list[Record], problem: str, order: str) -> Estimate:
         """Of n in the last gap under a cosine decay."""
-        at, last = [], []
-        for n in self.sizes:
-            found = where(records, problem=problem, n=n, order=order, decay="cosine")
-            if len(found) == self.seeds:
-                at.append(found[0]["examples"])
-                last.append(self.best(found)[1][:, -1])
-        return slope(at, np.array(last).T) if len(at) > 1 else None
+        found = [where(records, problem=problem, n=n, order=order, decay="cosine") for n in self.sizes]
+        last = np.array([self.best(of)[1][:, -1] for of in found]).T
+        return slope([of[0]["examples"] for of in found], last)
 
 
 def train(problem: Regression, order: str, *, seed: int, rate: float, decay: str, epochs: int) -> list[Floats]:

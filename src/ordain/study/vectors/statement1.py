@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
 from ordain import herding
-from ordain.study.vectors.estimates import Estimate, slope
-from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
-
-Floats = NDArray[np.float64]
+from ordain.study.vectors.vector_study import (
+    Estimate,
+    Figures,
+    Floats,
+    Ints,
+    Point,
+    Record,
+    Seeds,
+    Table,
+    settings,
+    slope,
+    where,
+)
 
 _LABELS = {
     "random": "random",
@@ -25,15 +33,15 @@ _LABELS = {
 _EXPECTED = {"random": "1/2 (at most)", "greedy": "1 (at least)", "herding-10": "0 up to logs"}
 
 
-@dataclass(frozen=True)
+@settings
 class Statement1:
     """Each n is measured with every seed; the vectors start in random order."""
 
     name: ClassVar = "statement1"
     title: ClassVar = "Statement 1: vectors on which greedy is far worse than random"
     quick: ClassVar = {"seeds": 3, "sizes": (16, 32, 64)}
-    seeds: int = 20
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
+    seeds: Seeds = 20
+    sizes: Annotated[Ints, Field(min_length=2)] = (64, 128, 256, 512, 1024, 2048, 4096)
 
     def points(self) -> Iterator[Point]:
         return ({"n": n, "seed": seed} for n in self.sizes for seed in range(self.seeds))
@@ -52,11 +60,10 @@ class Statement1:
         # The objective centres the vectors; Eq. 2 is in l2.
         return {name: herding.herding_objective(z, order, norm=2) for name, order in orders.items()}
 
-    def _grid(self, records: list[Record], order: str) -> tuple[list[int], Floats, Estimate | None]:
-        """The sizes that have been measured with every seed, the values ``[seeds, sizes]``, and the fitted exponent."""
-        at = [n for n in self.sizes if len(where(records, n=n)) == self.seeds]
-        values = np.array([[record[order] for record in where(records, n=n)] for n in at]).T
-        return at, values, slope(at, values) if len(at) > 1 else None
+    def _grid(self, records: list[Record], order: str) -> tuple[Floats, Estimate]:
+        """The values ``[seeds, sizes]``, and the fitted exponent."""
+        values = np.array([[record[order] for record in where(records, n=n)] for n in self.sizes]).T
+        return values, slope(self.sizes, values)
 
     def draw(self, records: list[Record]) -> Figures:
         from matplotlib.ticker import NullFormatter, ScalarFormatter
@@ -65,10 +72,9 @@ class Statement1:
 
         figure, ((axes,),) = grid_figure(8.6, 4.6)
         for position, (order, label) in enumerate(_LABELS.items()):
-            at, values, fitted = self._grid(records, order)
-            if at:
-                text = label if fitted is None else f"{label}: slope {fitted._replace(error=None):.2f}"
-                plot_seeds(axes, at, values, text, position, alpha=0.12, every=1)
+            values, fitted = self._grid(records, order)
+            text = f"{label}: slope {fitted._replace(error=None):.2f}"
+            plot_seeds(axes, self.sizes, values, text, position, alpha=0.12, every=1)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -84,28 +90,18 @@ class Statement1:
     def tabulate(self, records: list[Record]) -> Table:
         rows: list[tuple[str, ...]] = []
         for order, label in _LABELS.items():
-            at, values, fitted = self._grid(records, order)
-            if at:
-                ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
-                rows.append((label, *ends, f"{fitted:.2f}" if fitted else "-", _EXPECTED.get(order, "-")))
-        shown = self._grid(records, "random")[0] or [0]
-        return (
-            "order",
-            f"n = {shown[0]:,}",
-            f"n = {shown[-1]:,}",
-            "fitted exponent of n",
-            "Statement 1, Theorem 2",
-        ), rows
+            values, fitted = self._grid(records, order)
+            ends = (f"{values[:, 0].mean():.3g}", f"{values[:, -1].mean():.3g}")
+            rows.append((label, *ends, f"{fitted:.2f}", _EXPECTED.get(order, "-")))
+        ends = f"n = {self.sizes[0]:,}", f"n = {self.sizes[-1]:,}"
+        return ("order", *ends, "fitted exponent of n", "Statement 1, Theorem 2"), rows
 
     def say(self, records: list[Record]) -> list[str]:
-        fits = {order: self._grid(records, order)[2] for order in _LABELS}
-        if any(fit is None for fit in fits.values()):
-            return ["Too few sizes have been measured with every seed to fit an exponent."]
-        at = self._grid(records, "random")[0]
+        fits = {order: self._grid(records, order)[1] for order in _LABELS}
         return [
-            f"For n from {at[0]:,} to {at[-1]:,} the longest prefix sum grows like n^({fits['greedy']:.2f}) for the "
-            f"greedy algorithm of the proof, n^({fits['random']:.2f}) for random orders and "
-            f"n^({fits['herding-10']:.2f}) for ten rounds of herding.",
+            f"For n from {self.sizes[0]:,} to {self.sizes[-1]:,} the longest prefix sum grows like "
+            f"n^({fits['greedy']:.2f}) for the greedy algorithm of the proof, n^({fits['random']:.2f}) for random "
+            f"orders and n^({fits['herding-10']:.2f}) for ten rounds of herding.",
             "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy "
             f"alternates between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against "
             "Algorithm 1 as printed, these vectors do not serve.",

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ordain import herding
-from ordain.study.vectors.estimates import estimate
-from ordain.study.vectors.vector_study import Figures, Point, Record, Table, where
+from ordain.study.vectors.vector_study import Figures, Point, Record, Seeds, Table, estimate, settings, where
 
 _LABELS = {"random": "random", "greedy": "greedy", "herding-1": "herding, 1 round", "herding-10": "herding, 10 rounds"}
 _POINTS = 400  # of a curve in the records: each is the largest value of its interval
 
 
-@dataclass(frozen=True)
+@settings
 class ToyHerding:
     """n vectors drawn uniformly from [0, 1]^d, as in the paper's caption."""
 
     name: ClassVar = "toy-herding"
     title: ClassVar = "Figure 1(b): prefix sums of random vectors in four orders"
     quick: ClassVar = {"seeds": 2, "n": 300, "d": 8}
-    seeds: int = 5
+    seeds: Seeds = 5
     n: int = 10_000
     d: int = 128
 
@@ -54,14 +52,11 @@ class ToyHerding:
         from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
 
         figure, ((axes,),) = grid_figure(8.6, 4.6)
+        at = records[0]["at"][:-1]  # the last sum is zero
         for position, (order, label) in enumerate(_LABELS.items()):
-            if of := where(records, order=order):
-                curves = np.array([record["norms"] for record in of])[:, :-1]  # the last sum is zero
-                at = of[0]["at"][:-1]
-                plot_seeds(axes, at, curves, label, position, alpha=0.15, every=max(1, len(at) // 8))
-        # In an unfinished study one order may have a seed more than another.
-        counts = sorted({len(where(records, order=order)) for order in _LABELS} - {0})
-        seeds = "one seed" if counts == [1] else f"mean of {' or '.join(map(str, counts))} seeds (band: all)"
+            curves = np.array([record["norms"] for record in where(records, order=order)])[:, :-1]
+            plot_seeds(axes, at, curves, label, position, alpha=0.15, every=max(1, len(at) // 8))
+        seeds = "one seed" if self.seeds == 1 else f"mean of {self.seeds} seeds (band: all)"
         title = f"{self.n:,} vectors from $[0,1]^{{{self.d}}}$: {seeds}"
         label = "l2 norm of the centred prefix sum (log scale)"
         axes.set(yscale="log", xlabel="vectors in the prefix", ylabel=label, title=title)
@@ -71,21 +66,14 @@ class ToyHerding:
 
     def tabulate(self, records: list[Record]) -> Table:
         rows: list[tuple[str, ...]] = []
-        l2, linf = (_by_seed(records, norm) for norm in ("l2", "linf"))
+        random = estimate(_of(records, "random", "l2")).mean
         for order, label in _LABELS.items():
-            if l2[order]:
-                longest, largest = (f"{estimate(list(norm[order].values())):.3g}" for norm in (l2, linf))
-                both = sorted(l2["random"].keys() & l2[order].keys())
-                means = [np.mean([l2[name][seed] for seed in both]) for name in ("random", order)] if both else []
-                rows.append((label, longest, f"{means[0] / means[1]:.1f}x" if means else "-", largest))
+            l2, linf = (estimate(_of(records, order, norm)) for norm in ("l2", "linf"))
+            rows.append((label, f"{l2:.3g}", f"{random / l2.mean:.1f}x", f"{linf:.3g}"))
         return ("order", "largest prefix sum, l2", "smaller than random", "largest, l-inf"), rows
 
     def say(self, records: list[Record]) -> list[str]:
-        l2 = _by_seed(records, "l2")
-        seeds = sorted(set[int].intersection(*map(set, l2.values())))
-        if not seeds:
-            return ["No seed has been measured in all four orders yet."]
-        mean = {order: float(np.mean([l2[order][seed] for seed in seeds])) for order in _LABELS}
+        mean = {order: estimate(_of(records, order, "l2")).mean for order in _LABELS}
         compared = "better" if mean["greedy"] < mean["herding-10"] else "worse"
         return [
             f"Of {self.n:,} vectors from [0,1]^{self.d}, the longest prefix sum (l2) of a random order is "
@@ -96,10 +84,5 @@ class ToyHerding:
         ]
 
 
-def prefix_curves(_: ToyHerding, records: list[Record]) -> dict[str, tuple[list[int], list[float]]]:
-    """The curve of each order, by its label: positions and norms, without the last sum, which is zero."""
-    return {_LABELS[record["order"]]: (record["at"][:-1], record["norms"][:-1]) for record in records}
-
-
-def _by_seed(records: list[Record], norm: str) -> dict[str, dict[int, float]]:
-    return {order: {record["seed"]: record[norm] for record in where(records, order=order)} for order in _LABELS}
+def _of(records: list[Record], order: str, norm: str) -> list[float]:
+    return [record[norm] for record in where(records, order=order)]

@@ -1,22 +1,30 @@
-"""The common part of all vector studies: a folder of records, measured point by point, that can be resumed."""
+"""What all vector studies share: a folder of records, measured point by point, that can be resumed; and estimates.
+
+Results are shown once every point is measured.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError
-from ordain.study import strict_json
-from ordain.study.files import only_one, write_bytes
-from ordain.study.machine import provenance
+from ordain.study.files import only_one, read_bytes, validated, write_bytes
 from ordain.study.progress import Report
 from ordain.study.runs.record_lines import records_file, unpack
-from ordain.study.runs.run_folder import FORMAT, read_header
+from ordain.study.runs.run_folder import FORMAT, provenance, read_header
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,9 +34,17 @@ Point = dict[str, Any]  # identifies a measurement, with JSON values
 Record = dict[str, Any]  # the point, and the measured values
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings, rows
 Figures: TypeAlias = "dict[str, Figure]"  # by name
+Floats = NDArray[np.float64]
 
-_MOST_SEEDS, _MOST_POINTS = 10_000, 1_000_000  # far more than any study has
+# Of settings. The limits are far above what any study has.
+settings = dataclass(config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False), frozen=True)
+Seeds = Annotated[int, Field(ge=1, le=10_000)]
+Ints = Annotated[tuple[int, ...], Field(min_length=1, max_length=1000)]
+Numbers = Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
+Names = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000)]
+_MOST_POINTS = 1_000_000
 _WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised by values of another kind
+_AGAIN = "Remove the folder and run the study again."
 
 
 def where(records: Iterable[Record], **fields: Any) -> list[Record]:
@@ -37,7 +53,7 @@ def where(records: Iterable[Record], **fields: Any) -> list[Record]:
 
 
 class Settings(Protocol):
-    """The settings of a study (a frozen dataclass), with the points to measure and how to present the results."""
+    """The settings of a study (a dataclass of pydantic), the points to measure, and how to present the results."""
 
     name: ClassVar[str]  # of the command, and ``kind`` in the folder
     title: ClassVar[str]
@@ -70,7 +86,7 @@ class Study:
         with only_one(folder):
             unpack(folder)
             head, points = self._open(config, folder), list(config.points())
-            done = {_key(record, points[0]) for record in _read(folder)} if points else set()
+            done = {_key(record, points[0]) for record in _read(folder)}
             if any(_key(point, point) not in done for point in points):
                 made = provenance(command)
                 # The fields of the first command stay; every command and its environment is listed after them.
@@ -100,32 +116,46 @@ class Study:
 
     def shown(self, show: Callable[[Any, list[Record]], Shown], folder: Path) -> Shown:
         """Call ``show`` with a folder's configuration and records; an error names the file with malformed records."""
-        config = self.saved(folder)
+        config, path = self.saved(folder), folder / "config.json"
         try:
             points = list(islice(config.points(), _MOST_POINTS))
         except _WRONG as error:
-            raise _damaged(folder / "config.json", "a configuration that this study does not have") from error
+            raise InputError(f"{path}: a study that does not exist", expected="its settings", remedy=_AGAIN) from error
         found = {_key(record, points[0]): record for record in _read(folder)}
         records = [found[_key(point, point)] for point in points if _key(point, point) in found]
-        if not records:
-            raise InputError(f"{folder} without records", expected="measured points", remedy="Run the study first.")
+        if len(records) < len(points):
+            raise InputError(
+                f"{folder}, where {len(records):,} of {len(points):,} points are measured",
+                expected="a finished study",
+                remedy=f"Finish it: {shlex.join(['ordain', 'run', config.name, '--out', str(folder)])}, and --quick or "
+                "--seeds as before.",
+            )
         try:
             return show(config, records)
         except _WRONG as error:
-            raise _damaged(folder / "records.jsonl", "records with values that this study does not write") from error
+            came = f"{folder / 'records.jsonl'}: values that this study does not write"
+            raise InputError(came, expected="what it wrote there", remedy=_AGAIN) from error
 
     def saved(self, folder: Path) -> Any:
         """The settings of a folder."""
-        return self.kind(**{name: _tuples(value) for name, value in self._head(folder)["config"].items()})
+        header, path = read_header(folder), folder / "config.json"
+        if header.kind != self.kind.name:
+            raise InputError(
+                f"{path}, which belongs to another kind of study",
+                expected=f"kind {self.kind.name!r}",
+                remedy="Choose another folder.",
+            )
+        return validated(self.kind, json.dumps(header.config).encode(), str(path))
 
     def _open(self, config: Settings, folder: Path) -> dict[str, Any]:
         """The content of ``config.json`` to continue with; a new folder has no command yet."""
-        wanted = _plain(config)
         if not (folder / "config.json").exists():
-            return {"format": FORMAT, "kind": self.kind.name, "config": wanted}
-        head = self._head(folder)
-        had = head["config"]
-        changed = sorted(name for name in wanted if name != "seeds" and had.get(name) != wanted[name])
+            return {"format": FORMAT, "kind": self.kind.name, "config": asdict(config)}  # type: ignore[call-overload]
+        had = self.saved(folder)
+        whole: Any = replace(config, seeds=max(config.seeds, had.seeds))  # type: ignore[type-var]
+        changed = [
+            of.name for of in fields(had) if of.name != "seeds" and getattr(had, of.name) != getattr(whole, of.name)
+        ]
         if changed:
             raise InputError(
                 f"{folder}, which holds a run with other {', '.join(changed)}",
@@ -134,33 +164,11 @@ class Study:
             )
         path = folder / "records.jsonl"
         content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a run that was killed while it wrote leaves part of a line
-            write_bytes(path, whole)
-        return head | {"config": wanted | {"seeds": max(wanted["seeds"], had["seeds"])}}
-
-    def _head(self, folder: Path) -> dict[str, Any]:
-        header, path = read_header(folder), folder / "config.json"
-        if header.kind != self.kind.name:
-            raise InputError(
-                f"{path}, which belongs to another kind of study",
-                expected=f"kind {self.kind.name!r}",
-                remedy="Choose another folder.",
-            )
-        config = header.config
-        if not strict_json.alike(config, _plain(self.kind())) or not 1 <= config["seeds"] <= _MOST_SEEDS:
-            raise _damaged(path, "a configuration that this study does not have")
-        head: dict[str, Any] = json.loads(path.read_bytes())
-        return head
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return plain
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+        kept = content[: content.rfind(b"\n") + 1]
+        if kept != content:  # a run that was killed while it wrote leaves part of a line
+            write_bytes(path, kept)
+        head: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+        return head | {"config": asdict(whole)}
 
 
 def _key(record: Mapping[str, Any], names: Iterable[str]) -> str:
@@ -173,19 +181,47 @@ def _read(folder: Path) -> list[Record]:
     if not path.exists():
         return records
     try:
-        for line in (
-            strict_json.read_bytes(path).decode().split("\n")[:-1]
-        ):  # the text after the last line end is unfinished
-            record = strict_json.loads(line)
+        for line in read_bytes(path).decode().split("\n")[:-1]:  # the text after the last line end is unfinished
+            record = json.loads(line)
+            json.dumps(record, allow_nan=False)  # refuses NaN and infinities
             if not isinstance(record, dict):
                 raise ValueError("not an object")
             records.append(record)
-    except ValueError as error:
-        raise _damaged(path, f"line {len(records) + 1} is not a record ({str(error)[:80]!a})") from error
+    except (ValueError, RecursionError) as error:
+        came = f"{path}: line {len(records) + 1} is not a record ({str(error)[:80]!a})"
+        raise InputError(came, expected="what the study wrote there", remedy=_AGAIN) from error
     return records
 
 
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(
-        f"{path}: {what}", expected="what the study wrote there", remedy="Remove the folder and run the study again."
-    )
+class Estimate(NamedTuple):
+    """A mean over seeds and its standard error, None for a single seed.
+
+    >>> f"{Estimate(-0.001, 0.2):.2f}"
+    '0.00 ± 0.20'
+    """
+
+    mean: float
+    error: float | None
+
+    def __format__(self, form: str) -> str:
+        shown = f"{self.mean:{form}}"
+        shown = shown if float(shown) else shown.removeprefix("-")  # no minus before zero
+        return shown if self.error is None else f"{shown} ± {self.error:{form}}"
+
+
+def estimate(values: ArrayLike) -> Estimate:
+    """The mean of ``values [seeds]``."""
+    of = np.asarray(values, dtype=np.float64)
+    return Estimate(float(of.mean()), float(of.std(ddof=1) / math.sqrt(len(of))) if len(of) > 1 else None)
+
+
+def slope(x: Sequence[float], y: ArrayLike) -> Estimate:
+    """Fit log y ``[seeds, points]`` to log x ``[points]`` by least squares, for each seed.
+
+    >>> f"{slope([1, 2, 4], [[3, 12, 48], [5, 20, 80]]):.2f}"
+    '2.00 ± 0.00'
+    """
+    rows = np.log(np.atleast_2d(np.asarray(y, dtype=np.float64)))
+    at = np.log(np.asarray(x, dtype=np.float64))
+    at = at - at.mean()
+    return estimate(rows @ at / (at @ at))
