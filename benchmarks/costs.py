@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.timing import median_ratio
 from ordain.study.data import data_dir
-from ordain.study.runs.run_folder import provenance
 from ordain.study.runs.arms import build_order, parse
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.loop import epoch_of_steps, make_optimizer
+from ordain.study.runs.run_folder import provenance
 from ordain.study.tasks import TASKS
 
 ROUNDS = 9

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from ordain.study.advice import Pilot, advise, run_pilot
 from ordain.study.advice.check import FILE, checked, outcomes, pilots
-from ordain.study.advice.pilot import noise_share
-from ordain.study.advice.rule import CANNOT_TELL, DO_NOT, USE
+from ordain.study.advice.pilot import CANNOT_TELL, DO_NOT, USE, noise_share
 from ordain.study.cli import app
 from ordain.study.runs.config import Decay, RunConfig
 from ordain.study.tasks import LoadedTask

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,14 +144,3 @@ def test_tables_find_the_exponents_of_made_up_records() -> None:
     assert "first or last of the grid" not in said
     edge = [r | {"gap": r["gap"][1:] + r["gap"][:1]} for r in records]
     assert "first or last of the grid (noisy, quadratic)" in " ".join(config.say(edge))
-
-
-def test_a_run_that_is_not_finished_is_shown_without_what_is_missing(tmp_path: Path) -> None:
-    config = STUDIES["rates"].configure(quick=True)
-    STUDIES["rates"].run(config, tmp_path, lambda done, total: None)
-    path = tmp_path / "records.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if json.loads(line)["problem"] == "quadratic")[:-1])
-    assert {row[0] for row in STUDIES["rates"].table(tmp_path)[1]} == {"quadratic"}
-    assert set(STUDIES["rates"].figures(tmp_path)) == {"rates-gap", "rates-gradient"}
-    assert not any(sentence.startswith("noisy") for sentence in STUDIES["rates"].sentences(tmp_path))

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from ordain.errors import InputError
 from ordain.orders import ORDERS
-from ordain.study import cli, demo
-from ordain.study.report import training_figures
+from ordain.study import cli, demo, style
 from ordain.study.runs.arms import parse
 from ordain.study.runs.records import Run, read_run, select
 
@@ -25,8 +24,8 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "made" / "here"
     with pytest.MonkeyPatch.context() as patch:  # the report's own tests paint its figures
-        patch.setattr(training_figures, "png", lambda figure, dpi: b"png")
-        patch.setattr(training_figures, "svg", lambda figure: SVG)
+        patch.setattr(style, "png", lambda figure, dpi: b"png")
+        patch.setattr(style, "svg", lambda figure: SVG)
         demo.write_demo(out, TINY, command="ordain demo <b>", quick=True)
     return out
 
@@ -78,8 +77,8 @@ def test_page_needs_nothing_else_and_says_what_it_is(folder: Path, trained: Run)
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_figures, "png", lambda figure, dpi: b"png")
-    monkeypatch.setattr(training_figures, "svg", lambda figure: SVG)
+    monkeypatch.setattr(style, "png", lambda figure, dpi: b"png")
+    monkeypatch.setattr(style, "svg", lambda figure: SVG)
     monkeypatch.setattr(demo, "demo_config", lambda **options: config(**options, limit=80))
     monkeypatch.setattr(demo, "write_demo", lambda *args, **more: write(*args, **more, quick=True))
     config, write = DEMO

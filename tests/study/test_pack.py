@@ -12,7 +12,7 @@ from study.recorded import DIGITS, call
 from study.study_records import epoch, path_of, start, write_lines, write_run
 
 from ordain.errors import InputError
-from ordain.study.report import training_figures
+from ordain.study import style
 from ordain.study.runs.record_lines import pack, read_records, unpack
 from ordain.study.runs.records import read_run
 from ordain.study.runs.runner import run
@@ -46,7 +46,7 @@ def test_a_packed_run_is_read_as_before_and_unpacked_to_the_byte(tmp_path: Path)
 
 
 def test_reports_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_figures, "png", lambda figure, dpi: b"png")
+    monkeypatch.setattr(style, "png", lambda figure, dpi: b"png")
     folder = write_run(tmp_path / "mnist", {"rr": 1.0, "grab": 1.5}, seeds=2)
     pages = []
     for out in (tmp_path / "before", tmp_path / "after"):

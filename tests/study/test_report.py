@@ -15,9 +15,9 @@ from matplotlib.image import imread
 from study.study_records import CONFIG, end, epoch, path_of, start, write_config, write_job, write_lines, write_run
 from typer.testing import CliRunner
 
-from ordain.study import cli, vectors
-from ordain.study.report import page, training_content, training_figures, write_report, write_reports
-from ordain.study.report.page_content import Content, Table
+from ordain.study import cli, style, vectors
+from ordain.study.report import page, training_content, write_report, write_reports
+from ordain.study.report.page import Content, Table
 from ordain.study.report.views import views
 
 EVIL = "<img src=x onerror=alert(1)>|`*_[a](b)_*`$x^$ & <script>alert(2)</script>"
@@ -74,15 +74,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made but not painted, which takes most of a report's time."""
-    monkeypatch.setattr(training_figures, "png", lambda figure, dpi: b"png")
-    monkeypatch.setattr(training_figures, "svg", lambda figure: SVG)
+    monkeypatch.setattr(style, "png", lambda figure, dpi: b"png")
+    monkeypatch.setattr(style, "svg", lambda figure: SVG)
 
 
 @pytest.fixture(scope="module")
 def made(run: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_figures, "png", lambda figure, dpi: b"png")
-        patch.setattr(training_figures, "svg", lambda figure: SVG)
+        patch.setattr(style, "png", lambda figure, dpi: b"png")
+        patch.setattr(style, "svg", lambda figure: SVG)
         write_report(run)
     return run / "report"
 
@@ -171,7 +171,7 @@ def test_figures_are_the_same_bytes_every_time() -> None:
         figure.legend(loc="outside lower center")
         return figure
 
-    assert training_figures.draw("a", "b", one()) == training_figures.draw("a", "b", one())
+    assert style.draw("a", "b", one()) == style.draw("a", "b", one())
 
 
 def test_nothing_recorded_yet(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from ordain.herding import herding_objective
 from ordain.orders import ORDERS
 from ordain.study import vectors
 from ordain.study.report.views import missing_jobs, views
-from ordain.study.runs import arms, job_files, loop, probe, runner, train_job
+from ordain.study.runs import arms, job, loop, probe, runner, train_job
 from ordain.study.runs.arms import greedy_seconds
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import Job, best_rate, stages
 from ordain.study.runs.records import read_run
 from ordain.study.runs.run_folder import describe, read_header
-from ordain.study.runs.runner import baseline_rates, run
+from ordain.study.runs.runner import best_rates, run
 from ordain.study.tasks import TASKS
 
 EVERY = (*ORDERS, "retrain")
@@ -222,8 +222,8 @@ def test_the_paper_s_protocol_in_units(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_lines(path, [start(arm, lr, seed), epoch(0, 3.0), epoch(1, loss), end(1)])
         if arm == "rr":
-            assert baseline_rates(config, tmp_path) is None  # rr@8 is not finished
-    best = baseline_rates(config, tmp_path)
+            assert best_rates(config, tmp_path) is None  # rr@8 is not finished
+    best = best_rates(config, tmp_path)
     assert best == {"rr@8": 0.3, "rr": 0.1}
     first, others, last = stages(config, best)
     assert {job.arm for job in first} == {"rr", "rr@8"}
@@ -390,8 +390,8 @@ def test_another_configuration_is_refused_by_name(change: dict[str, Any], tmp_pa
         merged(DIGITS, replace(DIGITS, **change))
     assert all(name in str(caught.value) for name in change)
     with pytest.raises(InputError, match="more = 1 at a saved configuration"):
-        RunConfig.from_json(DIGITS.to_json() | {"more": 1})
-    saved = json.loads(json.dumps(DIGITS.to_json()))
+        RunConfig.from_json(asdict(DIGITS) | {"more": 1})
+    saved = json.loads(json.dumps(asdict(DIGITS)))
     assert RunConfig.from_json(saved) == DIGITS
     del saved["optimizer"]  # from before there was a choice
     assert RunConfig.from_json(saved) == DIGITS
@@ -431,12 +431,12 @@ def test_every_command_that_worked_is_listed(tmp_path: Path, monkeypatch: pytest
 def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights than the seed's first arm had; an order with a first epoch of its own."""
     model = nn.Linear(2, 2)
-    job_files.check_seed(tmp_path, 0, model, None)
-    job_files.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
+    job.check_seed(tmp_path, 0, model, None)
+    job.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
     with pytest.raises(StateError, match="other initial weights for seed 0"):
-        job_files.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
+        job.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
     with pytest.raises(StateError, match="first epoch is different"):
-        job_files.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
+        job.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))
 
 
 def test_one_command_to_a_folder(tmp_path: Path) -> None:

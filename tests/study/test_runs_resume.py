@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def test_decay_and_averaged_weights(decay: Any, tmp_path: Path) -> None:
 
 _PROGRAM = """
 import os, signal, sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from study.recorded import DIGITS
@@ -281,8 +281,8 @@ def test_a_damaged_record_is_named(line: bytes, tmp_path: Path) -> None:
     ("change", "word"),
     [
         ({"config": None}, "config = None"),
-        ({"config": DIGITS.to_json() | {"epochs": "3"}}, "epochs = '3'"),
-        ({"config": DIGITS.to_json() | {"rates": [None]}}, r"rates\.0 = None"),
+        ({"config": asdict(DIGITS) | {"epochs": "3"}}, "epochs = '3'"),
+        ({"config": asdict(DIGITS) | {"rates": [None]}}, r"rates\.0 = None"),
         ({"problem": {"train": 70}}, "'valid'"),
         ({"versions": 3}, "versions = 3"),
     ],
@@ -290,7 +290,7 @@ def test_a_damaged_record_is_named(line: bytes, tmp_path: Path) -> None:
 def test_a_damaged_config_is_named(change: dict[str, Any], word: str, tmp_path: Path) -> None:
     problem = {"train": 70, "valid": 70, "test": 70, "parameters": 650, "notes": []}
     head = {"format": 1, "kind": "training", "task": "digits", "command": "", "versions": {}, "machine": {}}
-    head |= {"revision": None, "started": "", "problem": problem, "config": DIGITS.to_json()}
+    head |= {"revision": None, "started": "", "problem": problem, "config": asdict(DIGITS)}
     (tmp_path / "config.json").write_text(json.dumps(head | change))
     with pytest.raises(InputError, match=word) as caught:
         run(DIGITS, tmp_path)

@@ -11,14 +11,14 @@ from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study.report import write_content
 from ordain.study.report.arm_rows import rows
-from ordain.study.report.page_content import Content, Section
+from ordain.study.report.page import Content, Section
 from ordain.study.report.training_content import training_content
-from ordain.study.report.training_figures import draw
 from ordain.study.report.views import views
 from ordain.study.runs.arms import BASELINE, RETRAIN
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.runner import Report, run
+from ordain.study.style import draw
 from ordain.study.tasks import TASKS
 from ordain.study.vectors import STUDIES
 
@@ -48,12 +48,7 @@ def write_demo(
 ) -> Content:
     """Run the demo, write its page and figures to ``out``, and return the content of the page.
 
-    Args:
-        out: created if needed; records of an earlier demo in it are removed.
-        config: the configuration of the training run.
-        report: called with the progress of each job.
-        command: the command line to record.
-        quick: use fewer and shorter vectors for herding.
+    Records of an earlier demo in ``out`` are removed. ``quick``: fewer and shorter vectors for herding.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in (_TRAINING, _TOY):

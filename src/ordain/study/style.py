@@ -1,8 +1,9 @@
-"""Style of figures: colours for colour-blind readers, and markers for print without colour."""
+"""Style of figures (colours for colour-blind readers, and markers for print without colour), and rendering."""
 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,3 +116,27 @@ def svg(figure: Figure) -> bytes:
     with rc_context({"svg.hashsalt": "ordain", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A rendered figure; ``text`` is its alternative text, ``inches`` its width.
+
+    Only ``main`` figures are shown in the Markdown report.
+    """
+
+    name: str
+    text: str
+    png: bytes
+    svg: bytes
+    inches: float
+    main: bool = True
+
+
+def draw(name: str, text: str, figure: Figure, *, main: bool = True) -> Drawn:
+    """Render a figure as PNG and SVG."""
+    with warnings.catch_warnings():  # missing glyphs are drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        pixels = png(figure, dpi=130)
+        figure.set_layout_engine("none")  # the layout is done; repeating it is slow
+        return Drawn(name, text, pixels, svg(figure), figure.get_figwidth(), main)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ordain.study.advice.pilot import Pilot, run_pilot
-from ordain.study.advice.rule import DO_NOT, USE, WORTH, advise, gain
+from ordain.study.advice.pilot import DO_NOT, USE, WORTH, Pilot, advise, gain, run_pilot
 from ordain.study.claims.practice import LEVEL, final_values
 from ordain.study.files import validated, write_bytes
 from ordain.study.report.number_text import counted, p_text
-from ordain.study.report.page_content import Table
+from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, compare
 from ordain.study.report.views import at_rate
 from ordain.study.runs.arms import BASELINE

@@ -12,10 +12,9 @@ from ordain.study.claims.evidence import FAILS, GROUPS, HOLDS, OPEN, Claim, Evid
 from ordain.study.claims.pays import Gain, gains, pays_figure, reasons, tasks_figure
 from ordain.study.files import write_bytes
 from ordain.study.report.number_text import NOTHING, counted, p_text
-from ordain.study.report.page import embedded, render
-from ordain.study.report.page_content import Table, count_text, value_text
-from ordain.study.report.training_figures import Drawn, draw
+from ordain.study.report.page import Table, count_text, embedded, render, value_text
 from ordain.study.runs.run_folder import TRAINING, Header, read_header, run_folders
+from ordain.study.style import Drawn, draw
 from ordain.study.tasks import TASKS
 
 CLAIMS = (*training_claims.CLAIMS, *vector_claims.CLAIMS)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ordain.errors import InputError
 from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_text
-from ordain.study.report.page_content import Table
+from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, corrected
 from ordain.study.report.views import Entry, at_rate, views
 from ordain.study.runs.arms import BASELINE

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 import typer
+from rich.table import Table
 
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import InputError
-from ordain.study.commands.terminal import plain_errors
+from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.files import read_vectors, replacing, write_bytes
 from ordain.study.progress import reporting
 
@@ -99,11 +100,10 @@ def simulate_ranks(
         for text in study.sentences(out):
             typer.echo(text)
         headings, rows = study.configure(quick=quick).traffic_table()
-        typer.echo("\nBytes that a rank contributes to a step:")
-        widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings))]
-        for row in (headings, *rows):
-            first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            typer.echo("  ".join((first.strip().ljust(widths[0]), *rest)))
+        table = Table(*headings, title="Bytes that a rank contributes to a step")
+        for row in rows:
+            table.add_row(*row)
+        show(table, numbers_from=1)
         if plot:
             from ordain.study.style import png, svg
 

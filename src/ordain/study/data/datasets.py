@@ -64,16 +64,9 @@ def dataset_named(name: str) -> Dataset:
 
 
 def load(name: str, folder: Path, *, verify: bool = True) -> Splits:
-    """Read a data set.
+    """Read a data set from the data folder; InputError names a file that is missing, malformed or too large.
 
-    Args:
-        name: in ``DATASETS``.
-        folder: the data folder, from :func:`~ordain.study.data.data_dir`.
-        verify: compare checksums and row counts with the publisher's. Pass False to read a subset in the same
-            format; the format is checked all the same.
-
-    Raises:
-        InputError: a file is missing, truncated, malformed or too large. The message names the file.
+    ``verify=False`` reads a subset in the same format: checksums and row counts are not compared with the publisher's.
     """
     entry = dataset_named(name)
     if entry.read is None:

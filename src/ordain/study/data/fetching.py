@@ -31,13 +31,7 @@ _AGAIN = "Run the same command again"
 def fetch(name: str, folder: Path, *, reporting: Callable[[str], AbstractContextManager[Report]]) -> Path:
     """Download the missing files of a data set, and verify all of it as :func:`~ordain.study.data.load` does.
 
-    Args:
-        name: in ``DATASETS``.
-        folder: the data folder; created if it does not exist.
-        reporting: for a file name, a context that reports the progress of its download.
-
-    Returns:
-        The folder that holds the files.
+    ``reporting`` gives, for a file name, a context that reports its download. Returns the folder that holds the files.
     """
     entry = dataset_named(name)
     if not entry.files:

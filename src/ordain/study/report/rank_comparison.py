@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 
 from ordain.study.report.curves import FONTS, WIDTH, draw_curves
 from ordain.study.report.number_text import NOTHING, bytes_text, number, places, plain
-from ordain.study.report.page_content import Section, Table
+from ordain.study.report.page import Section, Table
 from ordain.study.report.statistics import number_or_none
-from ordain.study.report.training_figures import draw
 from ordain.study.report.views import TRAIN, Entry, View
 from ordain.study.runs.records import Arm, Run
-from ordain.study.style import DASHES, LEGEND, Style, style
+from ordain.study.style import DASHES, LEGEND, Style, draw, style
 
 _HEADINGS = (
     "order",

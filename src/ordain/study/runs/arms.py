@@ -156,17 +156,10 @@ def build_order(
     optimizer: torch.optim.Optimizer | None = None,
     fixed: NDArray[Any] | None = None,
 ) -> Order:
-    """Build the order of an arm.
+    """Build the order of an arm for ``n`` examples.
 
-    Args:
-        arm: which.
-        model: watched by orders that learn.
-        n: the number of training examples.
-        seed: of the job.
-        memory_limit: bytes that Greedy and Herding may store.
-        labels: ``[n]``, the class of each example; None for a task without classes.
-        optimizer: what trains the model: some arms order by gradients as it scales them.
-        fixed: the permutation used by ``"retrain"``.
+    ``labels`` are the examples' classes, ``optimizer`` is for arms that order by gradients as it scales them, and
+    ``fixed`` is the permutation of ``"retrain"``.
     """
     if fixed is not None:
         return FixedOrder(fixed)

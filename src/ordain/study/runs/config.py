@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict
@@ -47,13 +47,9 @@ class RunConfig:
     optimizer: Optimizer = "sgd"
     decay: Decay = "constant"  # of the learning rate, over all steps; replaces the plateau schedule
 
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
     @classmethod
     def from_json(cls, saved: dict[str, Any], *, where: str = "a saved configuration") -> RunConfig:
-        """Inverse of :meth:`to_json`; ``where`` names the source in errors. Missing settings get their defaults."""
+        """From JSON values; ``where`` names the source in errors. Missing settings get their defaults."""
         found: RunConfig = validated(
             cls, json.dumps(saved).encode(), where, remedy="Repair the file, or use a new folder with --out."
         )

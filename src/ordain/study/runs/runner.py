@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ordain.errors import InputError
@@ -14,8 +14,7 @@ from ordain.study.files import only_one, write_bytes
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import TUNING_SEEDS, Job, best_rate, stages
-from ordain.study.runs.record_lines import DONE, UNFINISHED, read_record, unpack
-from ordain.study.runs.record_writer import check_installed
+from ordain.study.runs.record_lines import DONE, UNFINISHED, check_installed, read_record, unpack
 from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, provenance, read_config
 from ordain.study.runs.team import Message, do_here, do_in_processes
 from ordain.study.runs.train_job import Setting
@@ -100,7 +99,7 @@ def run(
         # Top-level fields describe the first command; "commands" lists every command.
         header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
         commands = [*header.get("commands", []), made]
-        content = header | {"config": whole.to_json(), "problem": described, "commands": commands}
+        content = header | {"config": asdict(whole), "problem": described, "commands": commands}
         write_bytes(out / "config.json", json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
         def hear(message: Message) -> None:
@@ -159,8 +158,7 @@ def _faults(config: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 def _stages(config: RunConfig, out: Path) -> list[list[Job]]:
     """The stages known so far; under protocols ``"paper"`` and ``"each"``, results decide which jobs come later."""
-    find = {"paper": baseline_rates, "each": own_rates}.get(config.protocol)
-    return stages(config, find(config, out) if find else None)
+    return stages(config, None if config.protocol == "tuned" else best_rates(config, out))
 
 
 def _next(config: RunConfig, out: Path, failed: Mapping[Job, str]) -> list[Job]:
@@ -173,42 +171,29 @@ def _state(job: Job, out: Path) -> str:
     return read_record(job.record(out)).state
 
 
-def baseline_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
-    """The best rate of each RR (``"rr"``, ``"rr@8"``) by validation loss after the last epoch.
+def best_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
+    """The best rate of each RR (protocol ``"paper"``), or of each arm by the first seeds (``"each"``), if it has one.
 
-    Under protocol ``"paper"`` the other arms with the same unit size run at this rate. None until all RR jobs are
+    Under ``"paper"`` the other arms with the same unit size run at RR's rate. None until all jobs that decide are
     finished.
     """
-    found = _best_rates(config, out, list(filter(is_baseline, config.arms)), config.seeds)
-    lost = [arm for arm, best in (found or {}).items() if best is None]
-    if lost:
-        raise InputError(
-            f"random reshuffling ({lost[0]}), which diverged at every rate",
-            expected="at least one rate at which it does not diverge",
-            remedy="Add smaller rates: --lr 0.001.",
-        )
-    return _known(found)
-
-
-def own_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
-    """The best rate of each arm that has one, by the first seeds; None until all of their jobs are finished."""
-    return _known(_best_rates(config, out, config.arms, config.seeds[:TUNING_SEEDS]))
-
-
-def _known(found: Mapping[str, float | None] | None) -> dict[str, float] | None:
-    return None if found is None else {arm: best for arm, best in found.items() if best is not None}
-
-
-def _best_rates(
-    config: RunConfig, out: Path, arms: Sequence[str], seeds: Sequence[int]
-) -> dict[str, float | None] | None:
-    found: dict[str, float | None] = {}
-    for arm in arms:
+    paper = config.protocol == "paper"
+    seeds = config.seeds if paper else config.seeds[:TUNING_SEEDS]
+    found: dict[str, float] = {}
+    for arm in (arm for arm in config.arms if is_baseline(arm) or not paper):
         losses: dict[float, list[float | None]] = {lr: [] for lr in config.rates}
         for job in (Job(arm, lr, seed) for lr in config.rates for seed in seeds):
             record = read_record(job.record(out))
             if record.end is None:
                 return None
             losses[job.lr].append(record.epochs[-1].valid_loss if record.state == DONE else None)
-        found[arm] = best_rate(losses)
+        best = best_rate(losses)
+        if best is not None:
+            found[arm] = best
+        elif paper:
+            raise InputError(
+                f"random reshuffling ({arm}), which diverged at every rate",
+                expected="at least one rate at which it does not diverge",
+                remedy="Add smaller rates: --lr 0.001.",
+            )
     return found

@@ -21,12 +21,10 @@ from ordain.herding import herding_objective
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
 from ordain.study.runs.config import RunConfig
-from ordain.study.runs.job import Job
-from ordain.study.runs.job_files import Checkpoints, DamagedCheckpointError, check_seed, keep_order, kept_order
+from ordain.study.runs.job import Checkpoints, DamagedCheckpointError, Job, check_seed, keep_order, kept_order
 from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer, make_plateau
 from ordain.study.runs.multi_rank import ALONE, Ranks
-from ordain.study.runs.record_lines import PARTS, read_record
-from ordain.study.runs.record_writer import RecordWriter
+from ordain.study.runs.record_lines import PARTS, RecordWriter, read_record
 from ordain.study.tasks import TASKS, LoadedTask
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint

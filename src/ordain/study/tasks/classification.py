@@ -59,16 +59,10 @@ def classifier(
     notes: tuple[str, ...] = (),
     **how: Any,
 ) -> LoadedTask:
-    """Cross entropy on the classes of a data set.
+    """Cross entropy on the classes of a data set. Each split that it lacks is a fixed tenth of its training set.
 
-    Args:
-        splits: of the data set; each split that it lacks is a fixed tenth of its training set.
-        build: the model of a seed.
-        encode: x and y of a split as tensors with one row per example.
-        limit: use at most this many examples of each set.
-        scale: of x.
-        notes: added to those of the data.
-        how: what else a :class:`LoadedTask` says.
+    ``build`` gives the model of a seed, ``encode`` x and y of a split as tensors with one row per example; ``how`` is
+    what else a :class:`LoadedTask` says.
     """
     x, y = encode(splits.train)
     rows, *held_rows = split(len(y), valid=splits.valid is None, test=splits.test is None, limit=limit)

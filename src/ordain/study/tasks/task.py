@@ -67,14 +67,7 @@ class Task:
     def load(
         self, folder: Path, limit: int | None = None, *, weights: str | Path | None = None, verify: bool = True
     ) -> LoadedTask:
-        """Read the data and describe the model.
-
-        Args:
-            folder: of all data sets.
-            limit: use at most this many examples of each set.
-            weights: a folder or a model of the hub: see ``bert.py``.
-            verify: compare the data with the publishers' checksums and counts.
-        """
+        """Read at most ``limit`` examples of each set, and describe the model; ``weights``: see ``bert.py``."""
         if weights is not None and not self.takes_weights:
             raise InputError(f"--weights with {self.name}", expected="a BERT's task", remedy="Leave it out.")
         more = {"folder": folder, "weights": weights, "verify": verify} if self.takes_weights else {}
