@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -31,13 +30,12 @@ class Ranks:
     size: int = 1
     store: Path | None = None
 
-    def hear(self, *numbers: float) -> list[float]:
-        """Broadcast numbers from rank 0; other ranks pass placeholders of the same length."""
-        if self.size == 1:
-            return list(numbers)
-        told = torch.tensor(numbers, dtype=torch.float64)
-        dist.broadcast(told, src=0)
-        return [float(number) for number in told]
+    def hear(self, told: Any) -> Any:
+        """What rank 0 tells; other ranks pass None."""
+        box = [told]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def parallel(self, problem: LoadedTask, model: nn.Module, batch_size: int) -> nn.Module:
         """Wrap the model in DistributedDataParallel if there are several ranks.

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -29,7 +30,6 @@ from ordain.study.tasks import TASKS, LoadedTask
 
 # ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
 Tell = Callable[[str, int, float | None], None]
-_ANEW, _RESUMED, _GO, _OVER = range(4)  # what rank 0 tells the others
 _AVERAGE = 0.999  # the decay of averaged weights, per step
 
 
@@ -56,14 +56,14 @@ def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks:
     An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
     damaged, it is removed and the job restarts. All ranks call this function; only rank 0 writes.
     """
-    checkpoints = Checkpoints(job.checkpoint(setting.out), every=0.0 if ranks.rank else setting.checkpoint_every)
+    checkpoints = Checkpoints(job.checkpoint(setting.out), every=setting.checkpoint_every)
     task = _Task(problem, setting, job, parse(job.arm, group=setting.config.group), ranks, checkpoints, tell)
     if ranks.rank:
         return task.follow()
     record = read_record(job.record(setting.out))
     if record.end:
         checkpoints.remove()  # the job was killed after its last line
-        ranks.hear(_OVER)
+        ranks.hear(None)
         return record.state
     try:
         saved = checkpoints.load() if record.lines else None
@@ -102,13 +102,12 @@ class _Task:
                 writer.write({"kind": "start", **about, "mode": arm.mode if arm.ranks > 1 else None})
             state, why = "refused", self._refusal(n, d)
             if why is None:
-                ranks.hear(_RESUMED if saved else _ANEW)
+                ranks.hear((saved,))
                 try:
                     training = _Training.begin(self, saved)
                 except MemoryLimitError as error:
                     why = str(error)
                 else:
-                    ranks.hear(_GO)
                     state = training.go(writer)
                     why = "the loss is not finite" if state == "diverged" else None
                     if arm.order == SOURCE and arm.shares_first and state == "done":
@@ -118,27 +117,14 @@ class _Task:
         finally:
             writer.close()
         self.checkpoints.remove()
-        ranks.hear(_OVER)
+        ranks.hear(None)
         return state
 
     def follow(self) -> str:
-        """Other ranks: train as rank 0 tells them, without writing anything."""
-        training: _Training | None = None
-        while (word := self.ranks.hear(_OVER)[0]) != _OVER:
-            if word == _GO:
-                if training is None:
-                    raise StateError(
-                        f"rank {self.ranks.rank} without the state that rank 0 resumes from",
-                        expected=f"to load {self.job.checkpoint(self.setting.out)} like rank 0",
-                        remedy="Run the same command again.",
-                    )
-                training.go(None)
-                continue
-            try:
-                saved = self.checkpoints.load() if word == _RESUMED else None  # None if rank 0 has removed it
-                training = _Training.begin(self, saved)
-            except (MemoryLimitError, DamagedCheckpointError):  # rank 0 gets the same error and decides
-                training = None
+        """Other ranks: train from what rank 0 tells them, without writing anything, until there is nothing more."""
+        while (told := self.ranks.hear(None)) is not None:
+            with suppress(MemoryLimitError, DamagedCheckpointError):  # rank 0 gets the same error and decides
+                _Training.begin(self, told[0]).go(None)
         return "done"
 
     def _refusal(self, n: int, d: int) -> str | None:
@@ -280,7 +266,7 @@ class _Training:
 
     def _end_epoch(self, seconds: defaultdict[str, float], cpu: float, writer: RecordWriter | None) -> bool:
         """Evaluate on rank 0 and broadcast whether training and validation loss are finite."""
-        finite, valid = self.task.ranks.hear(*(self._write(seconds, cpu, writer) if writer else (False, 0.0)))
+        finite, valid = self.task.ranks.hear(self._write(seconds, cpu, writer) if writer else None)
         if self.schedule and self.epoch and finite:
             self.schedule.step(valid)
         return bool(finite)
@@ -289,13 +275,10 @@ class _Training:
         """Measure and write a line; returns whether the losses are finite, and the validation loss."""
         start = perf_counter()
         task, problem = self.task, self.task.problem
-        sets = (
-            (problem.train_x, problem.train_y),
-            (problem.valid_x, problem.valid_y),
-            (problem.test_x, problem.test_y),
-        )
         model = self.model if self.average is None else self.average.module
-        train, valid, test = (evaluate(problem, model, x, y) for x, y in sets)
+        train = evaluate(problem, model, problem.train_x, problem.train_y)
+        valid = evaluate(problem, model, problem.valid_x, problem.valid_y)
+        test = evaluate(problem, model, problem.test_x, problem.test_y)
         finite = all(math.isfinite(score.loss) for score in (train, valid))  # the test loss does not end a job
         herding, stale_fresh = self._probe() if finite else (None, None)
         seconds["evaluation"] += perf_counter() - start
