@@ -5,7 +5,6 @@ A heuristic: what it got right and wrong is in the results.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections import defaultdict
@@ -13,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 
-import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from ordain.errors import OrdainError, OrdainWarning
 from ordain.study.runs.arms import BASELINE, build_order, parse
@@ -27,6 +26,11 @@ ORDER = "herding-head"
 STEPS, EPOCHS, SEEDS = 200, 3, 2
 _STALE = 256  # examples whose gradients are compared between epochs
 _MEMORY = 2 * 2**30
+USE, DO_NOT, CANNOT_TELL = "use it", "do not use it", "cannot tell"
+WORTH = 0.01  # the least gain, as a share of the training loss
+_BEGUN = 0.02  # the least fall of RR's loss, as a share, that shows that training has begun
+_CHEAP = 1.5  # above this cost, learn in every third epoch only
+_SETTING = 'Herding(model, n, params="head", sketch=1024'
 
 
 @dataclass(frozen=True)
@@ -142,20 +146,11 @@ def _loss(problem: LoadedTask, model: nn.Module) -> float:
 
 def _averaged(models: Sequence[nn.Module]) -> nn.Module:
     """A model whose weights, and statistics of normalisation, are the means over ``models``."""
-    found, states = copy.deepcopy(models[0]), [model.state_dict() for model in models]
-    means = {
-        name: torch.stack([state[name] for state in states]).mean(dim=0) if value.is_floating_point() else value
-        for name, value in states[0].items()
-    }
-    found.load_state_dict(means)
+    average = AveragedModel(models[0], use_buffers=True)
+    for model in models:
+        average.update_parameters(model)
+    found: nn.Module = average.module
     return found
-
-
-USE, DO_NOT, CANNOT_TELL = "use it", "do not use it", "cannot tell"
-WORTH = 0.01  # the least gain, as a share of the training loss
-_BEGUN = 0.02  # the least fall of RR's loss, as a share, that shows that training has begun
-_CHEAP = 1.5  # above this cost, learn in every third epoch only
-_SETTING = 'Herding(model, n, params="head", sketch=1024'
 
 
 @dataclass(frozen=True)

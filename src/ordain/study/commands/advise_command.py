@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
 from ordain.errors import InputError
-from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.commands.terminal import filled, plain_errors, show
 from ordain.study.progress import reporting
 
 _HEURISTIC = (
@@ -57,17 +56,14 @@ def advise(
         with limited_threads(config.threads), reporting("pilot", lines=True) as tell:
             pilot = run_pilot(problem, config, steps=steps, seeds=seeds, report=tell)
         found = advise_on(pilot)
-        table = Table(
-            "measured", "", title=f"{TASKS[name].title}, rate {config.rates[0]:g}, {decay}", show_header=False
-        )
-        for what, value in (
+        measured = (
             ("final training loss, random reshuffling", ", ".join(f"{loss:.4g}" for loss in pilot.rr)),
             ("final training loss, ordered by the head", ", ".join(f"{loss:.4g}" for loss in pilot.ordered)),
             ("share of the loss that is sampling noise", f"{100 * pilot.noise:.1f} %"),
             ("similarity of gradients, epoch to epoch", "-" if pilot.similarity is None else f"{pilot.similarity:.2f}"),
             ("processor time of an epoch, with / without", f"{pilot.cost:.2f}"),
-        ):
-            table.add_row(what, value)
+        )
+        table = filled(("measured", ""), measured, title=f"{TASKS[name].title}, rate {config.rates[0]:g}, {decay}")
         typer.echo(f"{found.verdict.capitalize()}: {found.reason}")
         if found.setting:
             typer.echo(f"    order = {found.setting}")
@@ -83,7 +79,4 @@ def _check(folder: Path, data: Path, *, verify: bool) -> None:
         run_pilots(folder, data, verify=verify, report=tell)
     headline, found = checked(list(outcomes(folder)), pilots(folder))
     typer.echo(headline)
-    table = Table(*found.headings)
-    for row in found.rows:
-        table.add_row(*row)
-    show(table, numbers_from=4)
+    show(filled(found.headings, found.rows), numbers_from=4)

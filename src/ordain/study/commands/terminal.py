@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
@@ -45,9 +45,16 @@ def plain_errors() -> Iterator[None]:
 def compared(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
     """The columns of a report's table that fit a terminal."""
     places = [place for place, heading in enumerate(headings) if heading in _COMPARED]
-    table = Table(*(headings[place] for place in places), title=title)
+    return filled(
+        [headings[place] for place in places], [[row[place] for place in places] for row in rows], title=title
+    )
+
+
+def filled(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+    """A table with these rows."""
+    table = Table(*headings, title=title or None)
     for row in rows:
-        table.add_row(*(row[place] for place in places))
+        table.add_row(*row)
     return table
 
 

@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import InputError
-from ordain.study.commands.terminal import plain_errors, show
+from ordain.study.commands.terminal import filled, plain_errors, show
 from ordain.study.files import read_vectors, replacing, write_bytes
 from ordain.study.progress import reporting
 
@@ -100,10 +99,7 @@ def simulate_ranks(
         for text in study.sentences(out):
             typer.echo(text)
         headings, rows = study.configure(quick=quick).traffic_table()
-        table = Table(*headings, title="Bytes that a rank contributes to a step")
-        for row in rows:
-            table.add_row(*row)
-        show(table, numbers_from=1)
+        show(filled(headings, rows, title="Bytes that a rank contributes to a step"), numbers_from=1)
         if plot:
             from ordain.study.style import png, svg
 

@@ -139,10 +139,7 @@ def _at_edges(view: View) -> list[str]:
 
 
 def _problem_table(out: Sequence[Problem]) -> Table:
-    lines = [
-        (problem.label, value_text(problem.rates), value_text(problem.seeds), problem.state, problem.why)
-        for problem in out
-    ]
+    lines = [(label, value_text(rates), value_text(seeds), state, why) for label, rates, seeds, state, why in out]
     return Table("Not compared", ("order", "rates", "seeds", "state", "why"), lines, [problem.state for problem in out])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -90,8 +90,7 @@ class View:
         return corrected(found)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Jobs of an arm that are not compared, and the reason."""
 
     label: str
@@ -101,17 +100,12 @@ class Problem:
     why: str = ""
 
 
-def gathered(jobs: list[Problem]) -> list[Problem]:
-    """Merge problems of single jobs: one for all rates at which the same seeds have the same problem."""
-    by_rate: dict[tuple[str, str, str], dict[float, list[int]]] = {}
-    for job in jobs:
-        by_rate.setdefault((job.label, job.state, job.why), {}).setdefault(job.rates[0], []).extend(job.seeds)
-    problems = []
-    for (label, state, why), found in by_rate.items():
-        for seeds in dict.fromkeys(map(tuple, found.values())):
-            rates = tuple(rate for rate, of in found.items() if tuple(of) == seeds)
-            problems.append(Problem(label, rates, seeds, state, why))
-    return problems
+def gathered(jobs: list[tuple[str, float, int, str, str]]) -> list[Problem]:
+    """Merge (label, rate, seed, state, why) of jobs: one for all rates at which the same seeds have the same."""
+    table, same = pd.DataFrame(jobs, columns=["label", "rate", "seed", "state", "why"]), ["label", "state", "why"]
+    by_rate = table.groupby([*same, "rate"], sort=False).seed.agg(tuple).reset_index()
+    found = by_rate.groupby([*same, "seed"], sort=False).rate.agg(tuple)
+    return [Problem(label, rates, seeds, state, why) for (label, state, why, seeds), rates in found.items()]
 
 
 def metrics(run: Run) -> list[Metric]:
@@ -180,7 +174,7 @@ def problems(run: Run) -> list[Problem]:
         if needed[key]:
             why += f" (needs {needed[key]:,} bytes)"
         if state != DONE:
-            found.append(Problem(run.arms[arm].label, (lr,), (seed,), state, why.strip()))
+            found.append((run.arms[arm].label, lr, seed, state, why.strip()))
     return gathered(found)
 
 
@@ -220,7 +214,7 @@ def missing_jobs(run: Run, found: Sequence[View]) -> list[Problem]:
     """The configured jobs without a record."""
     return gathered(
         [
-            Problem(run.arms[name].label, (rate,), (seed,), "not started")
+            (run.arms[name].label, rate, seed, "not started", "")
             for name in _list(run, "arms", str)
             for rate in _rates_of(name, run, found)
             for seed in _seeds_of(name, rate, run, found)

@@ -120,7 +120,6 @@ class Team:
     def __init__(self, setting: Setting, size: int) -> None:
         self.size = size
         self.job: Job | None = None
-        self._finished: dict[Connection, Message] = {}  # held back until all ranks are done
         self._folder = tempfile.TemporaryDirectory(prefix="ordain-ranks-")
         self._processes: dict[Connection, BaseProcess] = {}
         context = multiprocessing.get_context("spawn")
@@ -139,23 +138,16 @@ class Team:
 
     def give(self, job: Job) -> None:
         """Start a job."""
-        self.job, self._finished = job, {}
+        self.job = job
         self._send(job)
 
     def hear(self, connection: Connection) -> Message | None:
-        """Receive a message from a process; None if it needs no handling. The last one is "finished" or "failed"."""
+        """Receive a message from a process; None if nothing runs there. The last one is "finished" or "failed"."""
         if self.job is None or connection not in self._processes:
             return None
-        message, first = self._received(connection, self.job), self.connections[0]
+        message = self._received(connection, self.job)
         if message.kind == "failed":
             message = self._failed(connection, message)
-        elif message.kind == "finished":
-            self._finished[connection] = message
-            if len(self._finished) < self.size:
-                return None
-            message = self._finished[first]
-        elif connection != first:
-            return None
         if message.kind in ("finished", "failed"):
             self.job = None
         return message
@@ -213,16 +205,21 @@ def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker: Worker | None = None
+
+    def tell(message: Message) -> None:  # rank 0 speaks for all, the others only of failures: they end a job together
+        if not ranks.rank or message.kind == "failed":
+            connection.send(message)
+
     with limited_threads(setting.config.threads), joined(ranks):
         while (job := connection.recv()) is not None:
             if worker is None:
                 try:
                     worker = Worker(setting, setting.load(), ranks)
                 except Exception:
-                    connection.send(Message("failed", job, trace=traceback.format_exc()))
+                    tell(Message("failed", job, trace=traceback.format_exc()))
                     return
                 gc.freeze()  # the collection before each job then skips imported modules
-            do(worker, job, connection.send)
+            do(worker, job, tell)
 
 
 def _end_with_parent() -> None:

@@ -59,8 +59,8 @@ class LanguageModel(nn.Module):
         return logits
 
 
-def lstm_on_wikitext2(splits: Splits, *, limit: int | None) -> LoadedTask:
-    """An example is a sequence of 35 words."""
+def lstm(splits: Splits, *, limit: int | None) -> LoadedTask:
+    """The LSTM; an example is a sequence of 35 words."""
     notes = (
         f"An example is a sequence of {LENGTH} words; the hidden state starts anew for each.",
         "Accuracy is that of the next word.",
@@ -105,8 +105,8 @@ class Gpt(nn.Module):
         return logits
 
 
-def gpt_on_wikitext2(splits: Splits, *, limit: int | None) -> LoadedTask:
-    """An example is a sequence of 64 characters."""
+def gpt(splits: Splits, *, limit: int | None) -> LoadedTask:
+    """The GPT; an example is a sequence of 64 characters."""
     words = splits.vocabulary or ()
     notes = (f"An example is a sequence of {CHARACTERS_LENGTH} characters.", "Accuracy is that of the next character.")
 

@@ -49,7 +49,7 @@ class Defaults:
     clip: float | None = None  # the largest norm of a batch's gradient
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """A data set, a model and how to train it."""
 

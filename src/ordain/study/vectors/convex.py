@@ -52,17 +52,18 @@ class Regression:
         return float(np.logaddexp(0.0, -self.y * (self.x @ w)).mean() + self.strength * (w @ w) / 2)
 
     def best(self) -> Floats:
-        """The minimum, by Newton's method: 50 damped steps leave the rounding of float64."""
-        w = np.zeros(self.x.shape[1])
-        for _ in range(50):
-            p = 1 / (1 + np.exp(self.y * (self.x @ w)))
-            gradient = -(self.x.T @ (p * self.y)) / len(self.y) + self.strength * w
-            hessian = (self.x.T * (p * (1 - p))) @ self.x / len(self.y) + self.strength * np.eye(len(w))
-            step, size = np.linalg.solve(hessian, gradient), 1.0
-            while self.value(w - size * step) > self.value(w) and size > 1e-6:
-                size /= 2
-            w -= size * step
-        return w
+        """The minimum, by Newton's method, to the rounding of float64."""
+        return self.solved("newton-cholesky", 100)
+
+    def solved(self, solver: str, iterations: int) -> Floats:
+        """scikit-learn's weights after so many iterations."""
+        from sklearn.linear_model import LogisticRegression
+
+        how = {"solver": solver, "max_iter": iterations, "tol": 1e-14, "fit_intercept": False, "random_state": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it has not converged
+            found: Floats = LogisticRegression(C=1 / (self.strength * len(self.y)), **how).fit(self.x, self.y).coef_[0]
+        return found
 
 
 @lru_cache(maxsize=4)
@@ -113,7 +114,7 @@ class Convex:
         key = point["problem"], point["n"], self.strength
         problem, lowest = regression(*key), minimum(*key)
         if point["order"] in SOLVERS:
-            runs = [_solved(problem, point["order"], self.epochs)]
+            runs = [[problem.solved(point["order"], count) for count in range(1, self.epochs + 1)]]  # each is a pass
         else:
             runs = [
                 train(problem, point["order"], seed=point["seed"], rate=rate, decay=point["decay"], epochs=self.epochs)
@@ -194,18 +195,4 @@ def train(problem: Regression, order: str, *, seed: int, rate: float, decay: str
         for start in range(0, n, _ROWS):  # an order's signs do not depend on the batch size
             policy.observe(torch.from_numpy(gradients[start : start + _ROWS]))
         found.append(w.copy())
-    return found
-
-
-def _solved(problem: Regression, solver: str, epochs: int) -> list[Floats]:
-    """scikit-learn's weights after each number of iterations: a pass over the examples each."""
-    from sklearn.linear_model import LogisticRegression
-
-    c = 1 / (problem.strength * len(problem.y))
-    found = []
-    for count in range(1, epochs + 1):
-        model = LogisticRegression(C=c, solver=solver, max_iter=count, tol=1e-14, fit_intercept=False, random_state=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it has not converged
-            found.append(model.fit(problem.x, problem.y).coef_[0])
     return found
