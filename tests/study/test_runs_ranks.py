@@ -53,7 +53,7 @@ def test_two_ranks_are_one_process(arm: str, whole: Path) -> None:
 
 
 def test_the_last_order_is_the_same(whole: Path) -> None:
-    alone, together = (np.load(Job(arm, 0.1, 0).order(whole)) for arm in ("grab", "grab+2"))
+    alone, together = (np.load(Job(arm, 0.1, 0).file(whole, "orders")) for arm in ("grab", "grab+2"))
     assert alone.tolist() == together.tolist()
 
 
@@ -116,9 +116,9 @@ def test_killed_damaged_and_gone_on_with(whole: Path, tmp_path: Path) -> None:
     lost.record(tmp_path).parent.mkdir(parents=True)
     lines = lost.record(whole).read_bytes().splitlines(keepends=True)
     lost.record(tmp_path).write_bytes(b"".join(lines[:3]))
-    lost.checkpoint(tmp_path).parent.mkdir(parents=True)
+    lost.file(tmp_path, "checkpoints").parent.mkdir(parents=True)
     empty = dict.fromkeys(("model", "optimizer", "schedule", "decay", "average", "order"), None)
-    torch.save({"epoch": 1, "lines": 3, **empty}, lost.checkpoint(tmp_path))
+    torch.save({"epoch": 1, "lines": 3, **empty}, lost.file(tmp_path, "checkpoints"))
     heard: list[tuple[str, str]] = []
     outcome = run(
         replace(config, arms=(*config.arms, "rr+2")),

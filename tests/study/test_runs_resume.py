@@ -106,10 +106,10 @@ def test_killed_between_the_end_and_the_checkpoint(tmp_path: Path) -> None:
     job = Job("grab", 0.1, 0)
     with pytest.raises(Killed):
         run(config, tmp_path, report=killing(job, ("checkpoint", 1)), checkpoint_every=0.0)
-    left = job.checkpoint(tmp_path).read_bytes()
+    left = job.file(tmp_path, "checkpoints").read_bytes()
     run(config, tmp_path)
     record = job.record(tmp_path).read_bytes()
-    job.checkpoint(tmp_path).write_bytes(left)
+    job.file(tmp_path, "checkpoints").write_bytes(left)
     assert run(config, tmp_path).states == {}
     assert job.record(tmp_path).read_bytes() == record
     expected = repeatable(tmp_path)
@@ -123,7 +123,7 @@ def test_a_checkpoint_has_no_pickled_objects(tmp_path: Path) -> None:
     job = Job("grab", 0.1, 0)
     with pytest.raises(Killed):
         run(config, tmp_path, report=killing(job, ("checkpoint", 2)), checkpoint_every=0.0)
-    state = torch.load(job.checkpoint(tmp_path), weights_only=True)
+    state = torch.load(job.file(tmp_path, "checkpoints"), weights_only=True)
     assert (state["epoch"], state["lines"]) == (2, 4)
     run(config, tmp_path)
     run(config, tmp_path / "fresh")
@@ -142,7 +142,7 @@ def test_the_schedule_divides_the_rate_after_six_epochs(tmp_path: Path) -> None:
     job = Job("rr", 0.1, 0)
     with pytest.raises(Killed):
         run(config, tmp_path, report=killing(job, ("checkpoint", 6)), checkpoint_every=0.0)
-    state = torch.load(job.checkpoint(tmp_path), weights_only=True)
+    state = torch.load(job.file(tmp_path, "checkpoints"), weights_only=True)
     assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
     run(config, tmp_path)
     run(config, tmp_path / "fresh")
@@ -253,7 +253,7 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_checkpoint_begins_its_job_anew(tmp_path: Path, whole: dict[str, Any]) -> None:
     config, job = replace(CONFIG, arms=("grab",)), Job("grab", 0.1, 0)
     assert is_killed(config, tmp_path, job, ("checkpoint", 2))
-    path, record = job.checkpoint(tmp_path), job.record(tmp_path)
+    path, record = job.file(tmp_path, "checkpoints"), job.record(tmp_path)
     written, good = record.read_bytes(), torch.load(path, weights_only=True)
     path.write_bytes(b"garbage")
     for damaged in (None, {}, good | {"lines": 9}, good | {"model": {}}, good | {"order": {"n": 1}}):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
@@ -16,7 +17,11 @@ from ordain.study.commands.terminal import filled, plain_errors, show
 from ordain.study.files import read_vectors, replacing, write_bytes
 from ordain.study.progress import reporting
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _SIMULATION = "simulate-ranks"
+_POINTS = 600  # maximum number of points per curve, each the maximum of its interval
 _BALANCERS: dict[str, Balancer] = {
     "deterministic": Deterministic(),
     "walk": SelfBalancingWalk(),
@@ -59,13 +64,12 @@ def herd(
         if order_file:
             np.save(order_file, order)
         if plot_file:
-            from ordain.study.prefix import prefix_figure  # matplotlib takes a while to import
-            from ordain.study.style import png
+            from ordain.study.style import png  # matplotlib takes a while to import
 
             random = herding.prefix_norms(z, np.random.default_rng(seed).permutation(len(z)))
             curves = {"random": random, "as given": before, "herded": after}
             title = f"Prefix sums of {len(z):,} vectors of {z.shape[1]:,} numbers"
-            plot_file.write(png(prefix_figure(curves, title=title)))
+            plot_file.write(png(_prefix_figure(curves, title=title)))
         typer.echo(f"{len(z):,} vectors of {z.shape[1]:,} numbers")
         typer.echo(f"{'largest prefix sum':<28}{'given':>12}{'herded':>12}{'factor':>9}")
         objective = herding.herding_objective(z), herding.herding_objective(z, order)
@@ -74,6 +78,24 @@ def herd(
     typer.echo(f"Wrote the order ({len(z):,} row indices) to {out}" if out else "To save the order: --out order.npy")
     if plot:
         typer.echo(f"Wrote the plot to {plot}")
+
+
+def _prefix_figure(curves: dict[str, NDArray[np.float64]], *, title: str) -> Figure:
+    """One curve per label, of the norms of all prefixes ``[n]`` (Figure 1(b)); the last sum, zero, is not drawn."""
+    from ordain.study.style import LEGEND, finish, grid_figure, style  # matplotlib takes a while to import
+
+    figure, ((axes,),) = grid_figure(8, 4.6)
+    drawn = {label: norms[:-1] if len(norms) > 1 else norms for label, norms in curves.items()}
+    for position, (label, kept) in enumerate(drawn.items()):
+        starts = np.unique(np.linspace(0, len(kept) - 1, min(_POINTS, len(kept))).astype(np.int64))
+        look = style(position).line(max(1, len(starts) // 8))
+        axes.plot(starts + 1, np.maximum.reduceat(kept, starts), label=label, **look)
+    if all(kept.min() > 0 for kept in drawn.values()):
+        axes.set_yscale("log")
+    axes.set(xlabel="vectors in the prefix", ylabel="l2 norm of the centred prefix sum", title=title)
+    finish(axes)
+    figure.legend(loc="outside right upper", **LEGEND)
+    return figure
 
 
 def _compared(what: str, before: float, after: float) -> str:

@@ -20,10 +20,12 @@ from ordain.study.runs.multi_rank import PATIENCE
 
 BASELINE = "rr"
 SOURCE, RETRAIN = "grab", "retrain"  # "retrain" reuses the last order of SOURCE
-_AVERAGED, _PRECONDITIONED = "-ema", "-precond"  # at the end of an order's name
 STORING = ("greedy", "herding")  # orders that store n gradients
-_DIGITS = 9  # at most, in a unit's size
-_PROCESSES = re.compile(r"([2-9]|[1-9][0-9]{1,3})(-independent)?", re.ASCII)
+_NAME = re.compile(
+    r"(?P<order>.*?)(?P<precond>-precond)?(?P<ema>-ema)?(@(?P<size>[1-9][0-9]{0,8}))?"
+    r"(\+(?P<ranks>[2-9]|[1-9][0-9]{1,3})(?P<alone>-independent)?)?",
+    re.ASCII,
+)
 Mode = Literal["exact", "independent"]
 _PER_SECOND = 2e9  # multiply-adds, measured on one thread of a 2.8 GHz Xeon, at n = 2,000 and d = 7,850
 
@@ -94,41 +96,24 @@ def parse(name: str, *, group: int = 1) -> Arm:
     """
     if name == RETRAIN:
         return Arm(name, "fixed", "retrain from GraB", 1, shares_first=False)
-    units, plus, processes = name.partition("+")
-    order, at, size = units.partition("@")
-    averaged, order = order.endswith(_AVERAGED), order.removesuffix(_AVERAGED)
-    preconditioned, order = order.endswith(_PRECONDITIONED), order.removesuffix(_PRECONDITIONED)
-    if order not in ORDERS:
+    found = _NAME.fullmatch(name)
+    if found is None or found["order"] not in ORDERS:
         raise InputError(
-            f"the order {name!r}",
-            expected=f"one of {', '.join(ORDERS)}",
+            f"the order {name[:40]!r}",
+            expected=f"one of {', '.join(ORDERS)}; with an integer after @ of at most 9 digits, or after + a number of "
+            "ranks of at least 2, optionally followed by -independent",
             remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks, rr-ema to "
             "evaluate averaged weights, grab-precond to order by gradients as AdamW scales them.",
         )
-    if at:
-        if not size.isascii() or not size.isdigit() or len(size) > _DIGITS or int(size) < 1:
-            raise InputError(
-                f"the order {name[:40]!r}",
-                expected=f"an integer after @, of at most {_DIGITS} digits",
-                remedy="Write grab@8, for example.",
-            )
-        group = int(size)
-    recipe = ORDERS[order]
+    order, recipe, group = found["order"], ORDERS[found["order"]], int(found["size"] or group)
     if group > 1 and (recipe.needs_labels or not recipe.is_permutation):
         raise InputError(f"{order!r} in units of {group}", expected="units of 1", remedy="Leave it out.")
-    together = _PROCESSES.fullmatch(processes)
-    if plus and not together:
-        raise InputError(
-            f"the order {name[:40]!r}",
-            expected="a number of ranks of at least 2 after the plus, optionally followed by -independent",
-            remedy="Write grab+2 or grab+2-independent; leave out the plus for one process.",
-        )
-    ranks = int(together[1]) if together else 1
-    mode: Mode = "independent" if together and together[2] else "exact"
+    preconditioned, averaged, ranks = bool(found["precond"]), bool(found["ema"]), int(found["ranks"] or 1)
+    mode: Mode = "independent" if found["alone"] else "exact"
     label = recipe.label + (", preconditioned" if preconditioned else "") + (", averaged weights" if averaged else "")
-    label += f", units of {group}" if at else ""
-    if ranks > 1:
-        label += f", {ranks} ranks" + ("" if mode == "exact" else f" ({mode})")
+    label += f", units of {group}" if found["size"] else ""
+    label += f", {ranks} ranks" if ranks > 1 else ""
+    label += f" ({mode})" if found["alone"] else ""
     shares_first = recipe.is_permutation and not recipe.needs_labels and mode != "independent"
     return Arm(name, order, label, group, shares_first, ranks, mode, averaged, preconditioned)
 

@@ -31,6 +31,9 @@ ArmName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9@._+-]{0,63
 
 
 TUNING_SEEDS = 2  # under protocol "each"
+# Folders of a run. A checkpoint exists only while its job is unfinished; orders are those of the last epoch of the arm
+# that ``"retrain"`` reuses; tensorboard holds a folder for each job.
+FILES = {"records": ".jsonl", "checkpoints": ".pt", "orders": ".npy", "tensorboard": ""}
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -44,24 +47,13 @@ class Job:
     def __str__(self) -> str:
         return f"{self.arm}, lr {self.lr!r}, seed {self.seed}"
 
-    def _file(self, out: Path, kind: str, suffix: str) -> Path:
-        return out / kind / self.arm / f"lr-{self.lr!r}" / f"seed-{self.seed}{suffix}"
+    def file(self, out: Path, kind: str) -> Path:
+        """Path of its file of a kind in ``FILES``."""
+        return out / kind / self.arm / f"lr-{self.lr!r}" / f"seed-{self.seed}{FILES[kind]}"
 
     def record(self, out: Path) -> Path:
         """Path of its record."""
-        return self._file(out, "records", ".jsonl")
-
-    def checkpoint(self, out: Path) -> Path:
-        """Path of its checkpoint, which exists only while the job is unfinished."""
-        return self._file(out, "checkpoints", ".pt")
-
-    def order(self, out: Path) -> Path:
-        """Path of the order of its last epoch, saved for ``"retrain"``."""
-        return self._file(out, "orders", ".npy")
-
-    def board(self, out: Path) -> Path:
-        """Folder of its TensorBoard log."""
-        return self._file(out, "tensorboard", "")
+        return self.file(out, "records")
 
     def source(self) -> Job:
         """The GraB job whose last order a ``"retrain"`` job uses."""
@@ -209,7 +201,7 @@ def keep_order(order: Order, path: Path) -> None:
 
 def kept_order(job: Job, out: Path) -> NDArray[Any]:
     """Load the order that :func:`keep_order` saved for ``job``."""
-    path = job.order(out)
+    path = job.file(out, "orders")
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -113,21 +112,15 @@ def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.opti
 
 def make_decay(optimizer: torch.optim.Optimizer, config: RunConfig, n: int) -> torch.optim.lr_scheduler.LambdaLR | None:
     """The decay of the learning rate over the steps of all epochs, to be stepped after each; None if it is constant."""
-    steps = config.epochs * -(-n // config.batch_size)
-    factors = {"cosine": partial(_cosine, steps), "step": partial(_tenths, steps)}
     if config.decay == "constant":
         return None
+    steps = config.epochs * -(-n // config.batch_size)
+    factors: dict[str, Callable[[int], float]] = {
+        "cosine": lambda step: (1 + math.cos(math.pi * step / steps)) / 2,  # from 1 to 0
+        # A tenth after half of the steps, and a hundredth after three quarters.
+        "step": lambda step: 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps)),
+    }
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors[config.decay])
-
-
-def _cosine(steps: int, step: int) -> float:
-    """From 1 to 0."""
-    return (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def _tenths(steps: int, step: int) -> float:
-    """A tenth after half of the steps, and a hundredth after three quarters."""
-    return 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps))
 
 
 def make_plateau(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:

@@ -102,14 +102,11 @@ def read_config(out: Path) -> dict[str, Any] | None:
     path = out / _NAME
     if not path.exists():
         return None
-    saved: dict[str, Any] = validated(dict[str, Any], path.read_bytes(), str(path))
-    if saved.get("format") != FORMAT or saved.get("kind") != TRAINING:
-        raise InputError(
-            f"{path}, which is not a training run's",
-            expected=f"format {FORMAT}",
-            remedy="Use another folder: --out.",
-        )
-    validated(_Problem, json.dumps(read_header(out).problem).encode(), f"{path}, problem")
+    header = read_header(out)
+    if header.kind != TRAINING:
+        raise InputError(f"{path}, of a {header.kind}", expected="a training run", remedy="Use another folder: --out.")
+    validated(_Problem, json.dumps(header.problem).encode(), f"{path}, problem")
+    saved: dict[str, Any] = json.loads(path.read_bytes())
     return saved
 
 
@@ -119,11 +116,8 @@ def describe(problem: LoadedTask, config: RunConfig, *, verify: bool) -> dict[st
     arms = [parse(name, group=config.group) for name in config.arms]
     for arm in arms:
         if arm.group > 1 and n <= arm.group:
-            came, remedy = (
-                f"{arm.name} in units of {arm.group:,} on {n:,} examples",
-                "Use smaller units, after @ or with --group.",
-            )
-            raise InputError(came, expected="at least two units", remedy=remedy)
+            came = f"{arm.name} in units of {arm.group:,} on {n:,} examples"
+            raise InputError(came, expected="at least two units", remedy="Use smaller units, after @ or with --group.")
         if arm.needs_labels and problem.labels is None:
             came, remedy = f"{arm.name} on a task without classes", "Leave it out of --orders."
             raise InputError(came, expected="a task with one class for each example", remedy=remedy)

@@ -56,7 +56,7 @@ def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks:
     An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
     damaged, it is removed and the job restarts. All ranks call this function; only rank 0 writes.
     """
-    checkpoints = Checkpoints(job.checkpoint(setting.out), every=setting.checkpoint_every)
+    checkpoints = Checkpoints(job.file(setting.out, "checkpoints"), every=setting.checkpoint_every)
     task = _Task(problem, setting, job, parse(job.arm, group=setting.config.group), ranks, checkpoints, tell)
     if ranks.rank:
         return task.follow()
@@ -92,7 +92,7 @@ class _Task:
     def lead(self, saved: dict[str, Any] | None) -> str:
         """Rank 0: decide, train, measure and write."""
         arm, job, out, ranks = self.arm, self.job, self.setting.out, self.ranks
-        board = job.board(out) if self.setting.tensorboard else None
+        board = job.file(out, "tensorboard") if self.setting.tensorboard else None
         writer = RecordWriter(job.record(out), keep=saved["lines"] if saved else 0, board=board)
         try:
             n, d = len(self.problem.train_x), _length(self.problem.build(job.seed))
@@ -111,7 +111,7 @@ class _Task:
                     state = training.go(writer)
                     why = "the loss is not finite" if state == "diverged" else None
                     if arm.order == SOURCE and arm.shares_first and state == "done":
-                        keep_order(training.order, job.order(out))
+                        keep_order(training.order, job.file(out, "orders"))
             more = {"needed_bytes": stored_bytes(arm, n, d)} if state == "refused" and arm.order in STORING else {}
             writer.write({"kind": "end", "epochs": max(writer.lines - 2, 0), "state": state, "why": why, **more})
         finally:
@@ -133,7 +133,7 @@ class _Task:
             return too_slow(self.arm, self.setting.config, n, d)
         source, out = self.job.source(), self.setting.out
         state = read_record(source.record(out)).state
-        if state == "unfinished" or (state == "done" and not source.order(out).exists()):
+        if state == "unfinished" or (state == "done" and not source.file(out, "orders").exists()):
             raise StateError(
                 f"no finished run of {source}",
                 expected=f"a finished job in {out}, whose last order is reused",
