@@ -13,7 +13,7 @@ from faulty_run import plain_hooks
 from helpers import Regression, loop_gradients, small_model
 from torch import Tensor, nn
 
-from ordain.balancing.prepended import Prepended
+from ordain.balancing.grouping import Prepended
 from ordain.errors import GradientError, InputError, UnsupportedModuleError
 from ordain.gradients import Dense, FuncSource, Gradients, MicrobatchSource, as_gradients, memory
 from ordain.gradients.factored import Factored

@@ -1,11 +1,17 @@
-"""Which rows of a batch make up which unit, as weights: a unit's gradient is the mean of its examples'."""
+"""Which rows make up which unit, as weights: a unit's gradient is the mean of its examples'.
+
+Rows are those of a batch, behind a few that earlier batches left over.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Indices = NDArray[np.int64]
 Matrix = NDArray[np.float64]
@@ -57,3 +63,40 @@ def differences(count: int) -> Matrix:
     weights[pairs, 2 * pairs] = 1.0
     weights[pairs, 2 * pairs + 1] = -1.0
     return weights
+
+
+class Rows(Protocol):
+    """Vectors g_1 .. g_B in R^d, known by their products and sums."""
+
+    size: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """``[B, B]`` of <g_i, g_j>, right only where j >= i; and ``[k, d]`` to ``[k, B]`` of <v_k, g_i>."""
+
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """``[k, B]`` to ``[k, d]``: sum_i w_ki g_i, added to ``out`` in place if that is given."""
+
+
+class Prepended:
+    """Rows ``heads`` [h, d] (an unpaired example, an incomplete unit), then the batch's own."""
+
+    def __init__(self, heads: Tensor, batch: Rows) -> None:
+        self._heads, self._batch = heads, batch
+        self.size = len(heads) + batch.size
+        self.dim, self.dtype, self.device = batch.dim, batch.dtype, batch.device
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Rows`."""
+        all_vectors = torch.cat([vectors, self._heads])
+        gram, dots = self._batch.products(all_vectors)
+        dots = torch.cat([all_vectors @ self._heads.T, dots], dim=1)
+        above = dots[len(vectors) :]
+        return torch.cat([above, torch.cat([above[:, len(self._heads) :].T, gram], dim=1)]), dots[: len(vectors)]
+
+    def weighted_sum(self, weights: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """See :class:`Rows`."""
+        before, own = torch.split(weights, [len(self._heads), self._batch.size], dim=1)
+        return self._batch.weighted_sum(own, out=out).addmm_(before, self._heads)

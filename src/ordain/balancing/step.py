@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ordain.balancing.deciding import Signs, decide, exact_dtype, put, signed_vectors, uniforms
-from ordain.balancing.grouping import Grouping, Indices, Matrix, differences
+from ordain.balancing.grouping import Grouping, Indices, Matrix, Prepended, Rows, differences
 from ordain.balancing.one_row import sign_row
-from ordain.balancing.prepended import Prepended, Rows
 from ordain.balancing.state import BalanceState
 
 Layer = tuple[NDArray[Any], NDArray[Any], bool, float]

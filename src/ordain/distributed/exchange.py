@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ordain.distributed.codec import decode, encode
-from ordain.distributed.concat import concat
-from ordain.distributed.global_batch import GlobalBatch
+from ordain.distributed.global_batch import GlobalBatch, concat
 from ordain.distributed.ranks import Ranks, agreed, disagreed, failed_on, gather_texts
 from ordain.errors import RanksError
 from ordain.gradients import Collected
