@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ordain.errors import UnsupportedModuleError
 from ordain.gradients.sources.graph import Graph
+from ordain.gradients.sources.saved_tensors import COMPILED
 
-_COMPILED = "CompiledFunctionBackward"
 _REENTRANT = "CheckpointFunctionBackward"  # runs a part of the forward again, in a backward of its own
 
 
@@ -29,7 +29,7 @@ class Causes:
         """Note what the graph of a pass, and the tensors that the model returned, show."""
         self._reentrant |= _REENTRANT in graph.names
         self._nested |= any("Nested" in name for name in graph.names)
-        self._compiled |= _COMPILED in graph.names
+        self._compiled |= COMPILED in graph.names
         self._returned |= {p for p in map(_only_parameter, outputs) if p is not None and p in self._params}
 
     def of_a_sum(self, p: Tensor, *, asked: bool, twice: bool) -> UnsupportedModuleError:

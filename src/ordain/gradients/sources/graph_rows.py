@@ -18,10 +18,10 @@ from torch.func import vmap
 from ordain.gradients.layout import Layout
 from ordain.gradients.memory import chunk_numbers
 from ordain.gradients.sources.graph import Graph, Node, Plan, shape_at
-from ordain.gradients.sources.saved_tensors import has_unpack_hooks, in_own_backward
+from ordain.gradients.sources.saved_tensors import COMPILED, has_unpack_hooks, in_own_backward
 
 # By kind of node: is a vmapped backward what a loop gives? Torch's own of cdist, for one, is not.
-_vmap_agrees: dict[str, bool] = {}
+_vmap_agrees: dict[str, bool] = {COMPILED: False}
 
 
 class Rows:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+COMPILED = "CompiledFunctionBackward"  # the node of any compiled code
 _attributes: dict[str, list[str]] = {}  # under which each kind of node keeps them
 
 
 def has_unpack_hooks(node: Any) -> bool:
-    """Does a function have to be called to get any of the tensors that ``node`` saved?"""
-    return any(hook is not None for hook in _hooks(node))
+    """Must a function be called to get a tensor that ``node`` saved? Compiled code drops its own after one backward."""
+    return node.name() == COMPILED or any(hook is not None for hook in _hooks(node))
 
 
 def unpacks_only_once(node: Any) -> bool:
@@ -50,13 +51,13 @@ def _enclosed(function: Any) -> list[Any]:
 
 
 def in_own_backward(function: Callable[[], Any]) -> Any:
-    """``function()`` inside a backward of its own: checkpoints compute again what it unpacks."""
+    """``function()`` inside a backward of its own: checkpoints compute again what it unpacks, compiled code keeps it."""
     found: list[Any] = []
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
         end = _Calling.apply(start, lambda: found.append(function()))  # type: ignore[no-untyped-call]
     # For all inputs: asked for some only, a node leaves out what these do not need.
-    torch.autograd.backward(end)
+    torch.autograd.backward(end, retain_graph=True)
     return found[0]
 
 
