@@ -23,7 +23,8 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
     """What ``accelerator.prepare(loader)`` is for other loaders: batches on the device, and the end of the epoch known.
 
     ``order.sampler`` gives each process its own part already, so that the loader is not sharded: its ``batch_size`` is
-    that of one process. ``even_batches`` has nothing to do; see ``tail=`` in docs/distributed.md.
+    that of one process. ``even_batches`` has nothing to do (see ``tail=`` in docs/distributed.md), nor has
+    ``use_stateful_dataloader``: the order's state has the position.
 
     Args:
         accelerator: created before the order.
@@ -60,5 +61,4 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
         rng_types=list(accelerator.rng_types),
         dispatch_batches=False,
         non_blocking=accelerator.non_blocking,
-        use_stateful_dataloader=accelerator.use_stateful_dataloader,
     )
