@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # The other one also queues a seed for each kind of device, with the formatted stack: milliseconds under pytest.
+    torch.manual_seed = torch.default_generator.manual_seed
 
 # Deterministic examples (no order dependence, no flakes); compiled loops may make a first example slow.
 settings.register_profile(
@@ -16,3 +21,10 @@ settings.register_profile(
     "nightly", settings.get_profile("ordain"), derandomize=False, max_examples=2000, database=None
 )
 settings.load_profile(os.environ.get("ORDAIN_PROFILE", "ordain"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_are_not_collected() -> None:
+    """Frameworks and jobs begin and end with collections, most of which would go through what has been imported."""
+    gc.collect()
+    gc.freeze()
