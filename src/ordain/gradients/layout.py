@@ -52,11 +52,10 @@ class Layout(NamedTuple):
         shape = *tensor.shape[: self.axis], *parts, *tensor.shape[self.axis + 1 :]
         return tensor.reshape(shape).movedim(self.axis + self.interleaved, 0)
 
-    def separates(self, grad: Tensor, chosen: Tensor) -> bool:
-        """Is the gradient of the chosen examples zero in the rows of all others?"""
-        rows = grad.detach().abs().movedim(self.axis, 0)
-        rows = rows.reshape(len(rows), -1).amax(dim=1)
-        return not bool((rows[~self.rows(chosen, len(rows))] > _SMALL * rows.max()).any())
+    def separates(self, sizes: Tensor, largest: float, chosen: Tensor) -> bool:
+        """Is the gradient of the chosen examples, of these absolute values, zero in the rows of all others?"""
+        others = ~self.rows(chosen, sizes.shape[self.axis])
+        return not bool((sizes > _SMALL * largest).movedim(self.axis, 0)[others].any())
 
 
 def layouts(shape: Sequence[int], size: int, batch_dim: int) -> list[Layout]:

@@ -192,10 +192,11 @@ class Sightings:
         name = key, number
         if name not in self.possible:
             self.shapes[name], self.possible[name] = grad.shape, layouts(grad.shape, self._size, self._batch_dim)
-        largest = float(grad.detach().abs().max()) if grad.numel() else 0.0
+        sizes = grad.detach().abs()
+        largest = float(sizes.max()) if grad.numel() else 0.0
         if 0.0 < largest < float("inf"):
             self.seen.add(name)
-            self.possible[name] = [way for way in self.possible[name] if way.separates(grad, chosen)]
+            self.possible[name] = [way for way in self.possible[name] if way.separates(sizes, largest, chosen)]
 
     def layout(self, key: Any, number: int) -> Layout | None:
         """The likeliest layout that is left; None if there is none."""
