@@ -10,15 +10,16 @@ import pytest
 import torch
 from helpers import Regression, loop_gradients, small_model
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB
 from ordain.errors import GradientError, StepError, UnsupportedModuleError
-from ordain.gradients import ExactSource, FuncSource
+from ordain.gradients import ExactSource, FuncSource, MicrobatchSource
 
 N, B = 24, 4
-Source = ExactSource | FuncSource
+Source = ExactSource | FuncSource | MicrobatchSource
 
 
 def rows_of(source: Source) -> Tensor:
@@ -162,18 +163,59 @@ def test_a_gate_that_opens() -> None:
         train(ExactSource(model), model, 200, lambda _, x, y: F.cross_entropy(model(x), y))
 
 
-def test_a_backward_that_brings_the_parameters_nothing_does_not_count() -> None:
+def of_the_curvature(model: nn.Module, loss: Tensor, x: Tensor) -> None:
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    torch.autograd.grad(grads, list(model.parameters()), grads, retain_graph=True)
+
+
+def per_example(model: nn.Module, loss: Tensor, x: Tensor) -> None:
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    gradient = torch.func.grad(lambda weights, one: functional_call(model, weights, (one[None],)).sum())
+    torch.func.vmap(gradient, in_dims=(None, 0))(weights, x.detach())
+
+
+ASIDE: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
+    "of the inputs": lambda model, loss, x: torch.autograd.grad(loss, x, retain_graph=True),
+    "of a layer": lambda model, loss, x: torch.autograd.grad(loss, next(model.parameters()), retain_graph=True),
+    "of all": lambda model, loss, x: torch.autograd.grad(loss, list(model.parameters()), retain_graph=True),
+    "of the curvature": of_the_curvature,
+    "per example": per_example,
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource, MicrobatchSource])
+@pytest.mark.parametrize("aside", ASIDE)
+def test_gradients_that_are_computed_beside_the_backward_do_not_count(
+    kind: type[Source], aside: str, late: bool
+) -> None:
     data, model = Regression(N), small_model()
-    source = ExactSource(model)
+    source = kind(model)
     for start in range(0, N, B):
         x, y = data.x[start : start + B].clone().requires_grad_(), data.y[start : start + B]
         wanted = loop_gradients(copy.deepcopy(model), F.cross_entropy, x.detach(), y)
         model.zero_grad()
         loss = F.cross_entropy(model(x), y)
+        if late:
+            loss.backward(retain_graph=True)
         if start % 2 == 0:
-            torch.autograd.grad(loss, x, retain_graph=True)
-        loss.backward()
-        torch.testing.assert_close(rows_of(source), wanted, rtol=1e-8, atol=1e-12)
+            ASIDE[aside](model, loss, x)
+        if not late:
+            loss.backward()
+        rows = rows_of(source)
+        wanted = wanted.mean(dim=0, keepdim=True) if len(rows) == 1 else wanted
+        torch.testing.assert_close(rows, wanted, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource, MicrobatchSource])
+def test_gradients_that_nothing_but_autograd_grad_computes_count(kind: type[Source]) -> None:
+    data, model = Regression(B), small_model()
+    source, parameters = kind(model), list(model.parameters())
+    wanted = loop_gradients(copy.deepcopy(model), F.cross_entropy, data.x, data.y)
+    torch.autograd.grad(F.cross_entropy(model(data.x), data.y), parameters)
+    torch.testing.assert_close(rows_of(source).mean(dim=0), wanted.mean(dim=0), rtol=1e-8, atol=1e-12)
+    torch.autograd.grad(F.cross_entropy(model(data.x), data.y), parameters[:2])
+    assert source.collect() == []
 
 
 class Late(nn.Module):

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB, reference
 from ordain.errors import GradientError, OrdainWarning, StepError, UnsupportedModuleError
-from ordain.gradients import ExactSource, Gradients
+from ordain.gradients import ExactSource, FuncSource, Gradients
 
 N, BATCH, EPOCHS = 13, 5, 3
 
@@ -196,10 +196,11 @@ def test_a_model_that_is_run_again_for_its_gradients_is_observed_once() -> None:
     assert source.collect() == []
 
 
-def test_two_backwards_through_one_graph_add_up() -> None:
+@pytest.mark.parametrize("kind", [ExactSource, FuncSource])
+def test_two_backwards_through_one_graph_add_up(kind: Any) -> None:
     model, data = small_model(), Regression(4)
     wanted = loop_gradients(model, cross_entropy, data.x, data.y)
-    source = ExactSource(model)
+    source = kind(model)
     loss = cross_entropy(model(data.x), data.y)
     loss.backward(retain_graph=True)
     loss.backward()

@@ -199,7 +199,8 @@ class Cursor:
                 f"{count} examples to observe, but only {waiting} drawn and not yet observed",
                 expected="each drawn example to be observed once",
                 remedy="Draw batches from order.sampler and run the model once on each: a model called twice before a "
-                "backward counts twice (run forwards that should not count inside order.ignore()). Or pass indices=.",
+                "backward counts twice (run forwards that should not count inside order.ignore()), and so do two views "
+                "of a batch that are joined (torch.cat([x, x])) outside the model's forward. Or pass indices=.",
             )
 
     def compare_with_loader(self, count: int, *, skipped: bool = False) -> None:

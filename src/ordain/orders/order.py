@@ -379,7 +379,9 @@ class Order:
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
-                "that torch.compile has run already must be compiled again after the order is created.",
+                "that torch.compile has run already must be compiled again after the order is created. "
+                "torch.autograd.grad counts if it is asked for all trained parameters, in a loop without backward(); "
+                "for gradients of torch.func call observe().",
             )
         if watched.expected is not None:
             watched.check_found()

@@ -89,28 +89,34 @@ class Backwards:
         self._task = -1
         self._counts = False
         self._node: Any = None  # of a parameter that the last backward brought a gradient
+        self.accumulate = model is None  # has any backward added to p.grad?
         self.brought: dict[Any, Any] = {}  # by the backward that is running, or that broke off
 
     def here(self) -> dict[Any, Any] | None:
         """For hooks that a backward calls: what it has brought so far, to be added to.
 
-        None in a backward that brings the parameters nothing, such as ``torch.autograd.grad(loss, inputs)``.
+        None in a backward that trains nothing: one that brings the parameters nothing, and ``torch.autograd.grad``
+        for some of them or in a loop that trains by ``backward()``.
         """
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task, self.brought = task, {}
-            self._counts = self._model is None or self._brings_gradients(self._model)
+            self._counts = self._model is None or self._trains(self._model)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
         return self.brought if self._counts else None
 
-    def _brings_gradients(self, model: nn.Module) -> bool:
+    def _trains(self, model: nn.Module) -> bool:
         if self._node is not None and _is_reached(self._node):  # asking for a parameter's node takes longer
             return True
+        asked = []
         for p in model.parameters():
-            if p.requires_grad and _is_reached(node := get_gradient_edge(p).node):
-                self._node = node
-                return True
-        return False
+            if p.requires_grad:
+                reached = _is_reached(node := get_gradient_edge(p).node)
+                if reached:
+                    self._node, self.accumulate = node, True
+                    return True
+                asked.append(reached is None)
+        return not self.accumulate and bool(asked) and all(asked)
 
     @property
     def under_way(self) -> bool:
@@ -128,9 +134,9 @@ class Backwards:
             self._finish(brought)
 
 
-def _is_reached(node: Any) -> bool:
-    """Will the backward that is running come to this node?"""
+def _is_reached(node: Any) -> bool | None:
+    """Will the backward that is running come to this node? None if ``torch.autograd.grad`` is asked for it."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # torch.autograd.grad(loss, parameters) is asked for this very one
-        return True
+    except RuntimeError:
+        return None

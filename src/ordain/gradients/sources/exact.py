@@ -133,19 +133,13 @@ class ExactSource:
 
     def collect(self) -> list[Collected]:
         passes, arrived = self._hooks.take()
-        for record in passes:
-            if isinstance(record.result, Exception):
-                raise record.result
         self._hooks.check_inputs(passes)
         batches: list[Factored] = [record.result for record in passes]
         if arrived is not None and batches:
             self._refuse_new(self._model.parameters())
             shrinking(partial(self._check_sums, batches, arrived))
         for record in passes:
-            record.reached = {}  # its graph may live on for another backward
-            record.result = None
-            if record.inspection is not None:
-                record.inspection.finish(complete=False)
+            record.forget()
         return [Collected(batch, batch.size) for batch in batches]
 
     # --- for the hooks ----------------------------------------------------------------------------
@@ -211,6 +205,7 @@ class ExactSource:
             chosen=chosen,
             alone=alone,
             thorough=new,
+            counts=self._hooks.counts,
             divert=self._hooks.divert,
             inspected=partial(self._try_inspected, record, new=new),
             again=partial(untouched, self._model),

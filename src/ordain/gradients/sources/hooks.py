@@ -61,6 +61,12 @@ class Pass:
     weights: Sequence[tuple[Tensor, int]] = ()
     result: Any = None
 
+    def forget(self) -> None:
+        """What backwards have brought; the graph may live on for another."""
+        self.reached, self.result = {}, None
+        if self.inspection is not None:
+            self.inspection.finish(complete=False)
+
 
 class Listener(Protocol):
     """What a source does with a pass."""
@@ -206,8 +212,8 @@ class Hooks:
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if model is not self._model or running() or not torch.is_grad_enabled():
             return
-        if sending() or self._backwards.under_way:
-            return  # a checkpoint of the whole model computes its forward again
+        if sending() or self._backwards.under_way or _in_torch_func():
+            return  # a checkpoint of the whole model computes its forward again; torch.func has its own gradients
         nested, self._open, self._pass = self._open if self._pass is not None else 0, 0, None
         if self._ignoring:
             self._ignored = True
@@ -310,7 +316,7 @@ class Hooks:
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
                 # Rules know nothing of tensors inside torch.func, nor of nested ones: they are left to the graph.
                 # Asked no earlier than here, where torch.compile has to stop in any case.
-                if tensor.is_nested or torch._C._functorch.peek_interpreter_stack() is not None:
+                if tensor.is_nested or _in_torch_func():
                     record.shapes.pop((module, call), None)
                     return
                 shapes[leaf] = tensor.shape
@@ -364,7 +370,7 @@ class Hooks:
     def _bring(self, record: Pass) -> bool:
         """The backward that is running has reached ``record``. Does it count?"""
         self.twice |= torch.is_grad_enabled()
-        brought = self._backwards.here()
+        brought = self._here()
         if brought is not None and record.number not in brought:
             brought[record.number] = record
             record.weights = [(p, p._version) for p in self.read_again]
@@ -372,8 +378,20 @@ class Hooks:
                 record.reached = {}  # an earlier backward may have broken off
         return brought is not None
 
+    def _here(self) -> dict[Any, Any] | None:
+        """What the backward that is running has brought so far; None if it does not count."""
+        before, brought = self._backwards.accumulate, self._backwards.here()
+        if not before and self._backwards.accumulate and self._ready:  # what waits is of torch.autograd.grad
+            self.drop()
+            brought = self._backwards.here()
+        return brought
+
+    def counts(self) -> bool:
+        """Is the backward that is running one to learn from?"""
+        return self._here() is not None
+
     def _arrive(self, p: Tensor, grad: Tensor) -> None:
-        if self._arrived is not None and not sending():
+        if self._arrived is not None and not sending() and self.counts():
             self._arrived[p] = self._arrived[p] + grad if p in self._arrived else grad.detach().clone()
 
     def _finish(self, brought: dict[int, Pass]) -> None:
@@ -403,6 +421,7 @@ class Hooks:
         """The passes that a backward has reached, the oldest first, and what autograd gave the parameters.
 
         The latter is None where it was not asked for, or cannot be told; it is not asked again before :meth:`ask`.
+        Raises what the source met at the end of a backward.
         """
         if self._backwards.brought:
             self._backwards.forget()
@@ -412,7 +431,11 @@ class Hooks:
         for handle in self._arrival_handles.values():
             handle.remove()
         self._arrival_handles = {}
-        return [ready[number] for number in sorted(ready)], arrived
+        passes = [ready[number] for number in sorted(ready)]
+        for record in passes:
+            if isinstance(record.result, Exception):
+                raise record.result
+        return passes, arrived
 
     @staticmethod
     def check_inputs(passes: Sequence[Pass]) -> None:
@@ -432,10 +455,14 @@ class Hooks:
         dropped = [one for one in self._ready.values() if size is None or (one.number, one.size) == (self._count, size)]
         for one in dropped:
             del self._ready[one.number]
-            one.reached = {}
+            one.forget()
         if dropped:
             self._arrived = None  # which part of it came from which pass is not known
         return bool(self._ready)
+
+
+def _in_torch_func() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _detached(leaf: Any) -> Any:

@@ -38,6 +38,7 @@ class Inspection:
         chosen: sets of examples, ``[B]`` each, to send the gradient of; none to inspect nothing.
         alone: runs of some of the examples alone, whose graphs show where the examples lie.
         thorough: whether the sets tell every two examples apart.
+        counts: whether the backward that is running is one to learn from.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
         inspected: called when the gradients of all sets have been sent down.
         again: makes a context in which checkpoints may run parts of the model again, and hooks of the user's;
@@ -60,6 +61,7 @@ class Inspection:
         chosen: Sequence[Tensor],
         alone: Sequence[Alone],
         thorough: bool,
+        counts: Callable[[], bool],
         divert: Callable[[Uses | None], None],
         inspected: Callable[[Inspection], None],
         again: Callable[..., AbstractContextManager[Any]],
@@ -72,7 +74,7 @@ class Inspection:
         self.graph = graph
         self.sightings = Sightings(size, batch_dim)
         self._params = list(graph.sinks)
-        self._divert, self._inspected, self._again = divert, inspected, again
+        self._counts, self._divert, self._inspected, self._again = counts, divert, inspected, again
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
@@ -116,12 +118,16 @@ class Inspection:
         if not complete:
             self._clear()
 
-    def _enter(self) -> None:
+    def _enter(self) -> bool:
+        """Whether the backward that is running counts."""
         task = torch._C._current_graph_task_id()
+        if not self._counts():
+            return False
         if task != self._task:
             self._task, self._covered = task, set()
             if not self._kept:
                 self._clear()  # what is there is of a backward that broke off
+        return True
 
     def _clear(self) -> None:
         for several in (*self.found, *self.uses):
@@ -134,9 +140,8 @@ class Inspection:
             if number != self._from:
                 self._covered.add(number)
             return
-        if sending():
-            return  # for another order
-        self._enter()
+        if sending() or not self._enter():
+            return  # for another order, or for nothing to learn from
         grad = grads[output]
         if grad is None or number in self._covered or self.failed:
             return
@@ -169,8 +174,7 @@ class Inspection:
 
     def _at_node(self, number: int, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is None:
-            if self.rows is not None and not sending():
-                self._enter()
+            if self.rows is not None and not sending() and self._enter():
                 with torch.no_grad():
                     self.rows.arrive(number, grads)
             return

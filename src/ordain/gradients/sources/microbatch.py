@@ -50,10 +50,10 @@ class MicrobatchSource:
         self.like = like(self._params)
         self._task = -1  # the backward that is running
         self._arriving: dict[Tensor, Tensor] = {}  # what it has brought
-        self._rows: list[tuple[int, dict[Tensor, Tensor]]] = []  # examples and gradients of each backward
+        self._last: Pass | None = None  # that it has reached, with the number of examples and the gradients
         self._hooks = Hooks(model, self._params, batch_dim=batch_dim, listener=self, whole=True)
         self._handles: list[Any] = []
-        self.ignore = self._hooks.ignore
+        self.ignore, self.drop = self._hooks.ignore, self._hooks.drop
         self.attach()
 
     def attach(self) -> None:
@@ -81,17 +81,22 @@ class MicrobatchSource:
         """Nothing."""
 
     def backward_ended(self, record: Pass) -> None:
-        """One row for each backward, of however many forwards."""
+        """One row for each forward, or for several that one backward reached; further backwards add to it."""
         if self._arriving:
-            self._rows.append((record.size, self._arriving))
-            self._arriving = {}
-        elif self._rows:
-            size, grads = self._rows[-1]
-            self._rows[-1] = size + record.size, grads
+            grads, self._arriving = self._arriving, {}
+            if record.result is not None:
+                before = record.result[1]
+                grads = before | {p: before[p] + grad if p in before else grad for p, grad in grads.items()}
+            record.result, self._last = (record.size, grads), record
+        elif self._last is not record and self._last is not None:
+            size, grads = self._last.result
+            self._last.result = size + record.size, grads
 
     def collect(self) -> list[Collected]:
-        self._hooks.take()
-        rows, self._rows = self._rows, []
+        passes, self._last = self._hooks.take()[0], None
+        rows = [record.result for record in passes if record.result is not None]
+        for record in passes:
+            record.forget()
         return [Collected(self._gradient(size, grads), size) for size, grads in rows]
 
     def _gradient(self, size: int, grads: dict[Tensor, Tensor]) -> Dense:
@@ -99,19 +104,11 @@ class MicrobatchSource:
         parts = [(grads[p] if p in grads else torch.zeros_like(p)).reshape(1, -1).to(dtype) for p in self._params]
         return Dense([part / size for part in parts] if self._sum and size else parts)
 
-    def drop(self, size: int | None = None) -> bool:
-        self._hooks.drop(size)
-        if size is None:
-            self._rows = []
-        elif self._rows and self._rows[-1][0] == size:
-            self._rows.pop()
-        return bool(self._rows)
-
     def detach(self) -> None:
         self._hooks.detach()
         for handle in self._handles:
             handle.remove()
-        self._handles, self._rows, self._arriving = [], [], {}
+        self._handles, self._arriving, self._last = [], {}, None
 
 
 def _kept(grad: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class FuncSource:
                 chosen=self._checks.examples(record.size, device=self.like.device, all_apart=False),
                 alone=(),
                 thorough=False,
+                counts=self._hooks.counts,
                 divert=self._hooks.divert,
                 inspected=lambda _: None,
                 again=partial(untouched, self._model),
@@ -107,6 +108,8 @@ class FuncSource:
 
     def backward_ended(self, record: Pass) -> None:
         """Run the model again now: the optimizer may change the weights before step()."""
+        if record.inspection is not None:
+            record.inspection.finish(complete=True)
         try:
             with undisturbed(), own_run():
                 record.result = shrinking(partial(self._gradients, record))
@@ -115,14 +118,11 @@ class FuncSource:
 
     def collect(self) -> list[Collected]:
         passes, arrived = self._hooks.take()
-        for record in passes:
-            if isinstance(record.result, Exception):
-                raise record.result
         batches: list[Dense] = [record.result for record in passes]
         for record, batch in zip(passes, batches, strict=True):
             if record.inspection is not None and not record.inspection.failed and record.inspection.found[0]:
                 self._compare([batch], record.inspection.chosen, record.inspection.found[0])
-            record.reached, record.result = {}, None
+            record.forget()
         if arrived and batches:
             self._compare(
                 batches, [torch.ones(one.size, dtype=torch.bool, device=one.device) for one in batches], arrived
