@@ -132,7 +132,7 @@ def test_every_layer_may_be_watched(first: bool) -> None:
 
 @pytest.mark.parametrize("centering", ["mean", "pair"])
 def test_parameters_that_are_taken_from_the_graph(centering: str) -> None:
-    """Compiled code is asked for the gradient of each example, and keeps what it saved until the loop's own backward."""
+    """Compiled code gives the gradient of each example, and still has what it saved for the loop's own backward."""
     check(Scaled, centering, None, first=False)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from runpy import run_path
 from typing import Any, Literal
 
 import pytest
@@ -108,78 +110,17 @@ def head(width: int = WIDTH, out: int = CLASSES) -> nn.Linear:
 # --- nanoGPT, as published --------------------------------------------------------------------------------------------
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm but with an optional bias."""
-
-    def __init__(self, width: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+def nanogpt(dropout: float = 0.0) -> Any:
+    published = run_path(str(Path(__file__).parents[1] / "fixtures" / "nanogpt" / "model.py"))
+    return published["GPT"](published["GPTConfig"](6, VOCABULARY, 2, 2, WIDTH, dropout, bias=False))
 
 
-class CausalSelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.resid_dropout, self.dropout, self.heads = nn.Dropout(dropout), dropout, heads
-
-    def forward(self, x: Tensor) -> Any:
-        B, T, C = x.size()
-        q, k, v = (t.view(B, T, self.heads, -1).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        dropout = self.dropout if self.training else 0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=dropout, is_causal=True)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C)))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = LayerNorm(width, bias=False), LayerNorm(width, bias=False)
-        self.attn = CausalSelfAttention(width, heads, dropout)
-        up, down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-        self.mlp = nn.Sequential(up, nn.GELU(), down, nn.Dropout(dropout))
-
-    def forward(self, x: Tensor) -> Any:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class GPT(nn.Module):
-    def __init__(self, *, dropout: float = 0.0, width: int = WIDTH, length: int = 6, layers: int = 2) -> None:
-        super().__init__()
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": nn.Embedding(VOCABULARY, width),
-                "wpe": nn.Embedding(length, width),
-                "drop": nn.Dropout(dropout),
-                "h": nn.ModuleList([Block(width, 2, dropout) for _ in range(layers)]),
-                "ln_f": LayerNorm(width, bias=False),
-            }
-        )
-        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
-        self.transformer["wte"].weight = self.lm_head.weight
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        parts = self.transformer
-        pos = torch.arange(0, idx.size(1), dtype=torch.long, device=idx.device)
-        x = parts["drop"](parts["wte"](idx) + parts["wpe"](pos))
-        for block in parts["h"]:
-            x = block(x)
-        logits = self.lm_head(parts["ln_f"](x))
-        if targets is None:
-            return logits, None
-        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
-
-
-def nanogpt() -> Case:
-    return Case(GPT(), words(6, 6), lambda m, b: m(b["x"], b["y"]), lambda out, _: out[1])
+def nanogpt_loss() -> Case:
+    return Case(nanogpt(), words(6, 6), lambda m, b: m(b["x"], b["y"]), lambda out, _: out[1])
 
 
 def nanogpt_dropout() -> Case:
-    return Case(GPT(dropout=0.1), words(6, 6), lambda m, b: m(b["x"]), lambda out, b: classes(out[0], b))
+    return Case(nanogpt(0.1), words(6, 6), lambda m, b: m(b["x"], b["y"]), lambda out, b: classes(out[0], b))
 
 
 # --- embeddings that all examples share -------------------------------------------------------------------------------
@@ -790,8 +731,8 @@ TRANSFORMERS = {
 }
 
 SETTINGS = [
-    Setting("nanogpt", nanogpt, batch_size=8),
-    Setting("nanogpt-as-long-as-the-batch", nanogpt),
+    Setting("nanogpt", nanogpt_loss, batch_size=8),
+    Setting("nanogpt-as-long-as-the-batch", nanogpt_loss),
     Setting("nanogpt-dropout", nanogpt_dropout, draws=True),
     Setting("prototypes", prototypes(3)),
     Setting("prototypes-as-many-as-the-batch", prototypes(6)),

@@ -51,7 +51,7 @@ def _enclosed(function: Any) -> list[Any]:
 
 
 def in_own_backward(function: Callable[[], Any]) -> Any:
-    """``function()`` inside a backward of its own: checkpoints compute again what it unpacks, compiled code keeps it."""
+    """``function()`` in a backward of its own: checkpoints compute what it unpacks again, compiled code keeps it."""
     found: list[Any] = []
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
