@@ -24,7 +24,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def ran(name: str, folder: Path | None, *words: str, ranks: int = 1) -> list[str]:
     """What it prints. One process is this one: importing torch and a framework again would take most of the time."""
     path = EXAMPLES / name
-    assert len(path.read_text().splitlines()) <= 80
     words = (*(("--out", str(folder)) if folder else ()), *words)
     if ranks > 1:
         ended = launched(path, *words, ranks=ranks)
@@ -40,6 +39,17 @@ def ran(name: str, folder: Path | None, *words: str, ranks: int = 1) -> list[str
         patch.setattr(sys, "argv", [str(path), *words])
         runpy.run_path(str(path), run_name="__main__")
     return said.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_short_and_marked(path: Path) -> None:
+    """The text in front says which marks there are: what is different from reshuffling."""
+    text = path.read_text()
+    said, _, code = text.partition("from __future__")
+    last = re.search(r"different from reshuffling.* is marked with \(1\) (?:to|and) \((\d)\)", " ".join(said.split()))
+    assert last
+    assert sorted({int(mark) for mark in re.findall(r"# \((\d)\)", code)}) == list(range(1, int(last[1]) + 1))
+    assert len(text.splitlines()) <= 80
 
 
 def test_trainer(tmp_path: Path) -> None:
