@@ -59,11 +59,16 @@ class Run:
         self.seen += index.tolist()
         self.steps += 1
 
-    def go(self, stop: int | None = None) -> Run:
-        """Train to the end, or until it is ``saved`` after ``stop`` steps; -k: after the loop of epoch k - 1."""
+    def go(self, stop: int | None = None, *, kept: list[Any] | None = None) -> Run:
+        """Train to the end, or until it is ``saved`` after ``stop`` steps; -k: after the loop of epoch k - 1.
+
+        ``kept`` gets what is saved after each step.
+        """
         for epoch in range(self.epoch, EPOCHS):
             for batch in self.loader:
                 self.step(*batch)
+                if kept is not None:
+                    kept.append(self.save(epoch).saved)
                 if self.steps == stop:
                     return self.save(epoch)
             if stop == -1 - epoch:
