@@ -253,6 +253,28 @@ def time_distributed(*, time_first: bool) -> Callable[[], Case]:
     return build
 
 
+def flat_logits(*, time_first: bool = False, loss: bool = False, mixed: bool = False) -> Callable[[], Case]:
+    """Logits [B * T, C] or [T * B, C], as language models return them; or (``loss``) their loss."""
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        h = m.words(x.t() if time_first else x).tanh()
+        h = h - h.mean(dim=0) if mixed else h
+        out = m.out(m.norm(m.hidden(h.reshape(-1, WIDTH)) * m.scale))
+        return F.cross_entropy(out, (y.t() if time_first else y).reshape(-1)) if loss else out
+
+    def losses(out: Tensor, batch: Batch) -> Tensor:
+        size = len(batch["y"])
+        out = out.view(-1, size, VOCABULARY).transpose(0, 1) if time_first else out.view(size, -1, VOCABULARY)
+        return classes(out, batch)
+
+    def build() -> Case:
+        parts = {"words": words_in(), "hidden": nn.Linear(WIDTH, 5), "norm": nn.LayerNorm(5), "scale": weights(5)}
+        model = Net(run, **parts, out=head(5, VOCABULARY))
+        return Case(model, words(6, 6), lambda m, b: m(b["x"], b["y"]), (lambda out, _: out) if loss else losses)
+
+    return build
+
+
 def two_views() -> Case:
     def run(m: Any, x: Tensor) -> Any:
         one, other = m.encoder(torch.cat([x[:, 0], x[:, 1]])).chunk(2)
@@ -748,6 +770,11 @@ SETTINGS = [
     Setting("time-distributed-cnn", time_distributed(time_first=False)),
     Setting("time-distributed-cnn-time-first", time_distributed(time_first=True)),
     Setting("two-views", two_views),
+    Setting("flat-logits", flat_logits(), batch_size=5),
+    Setting("flat-logits-as-long-as-the-batch", flat_logits()),
+    Setting("flat-logits-time-first", flat_logits(time_first=True), batch_size=5),
+    Setting("flat-logits-in-a-loss", flat_logits(loss=True)),
+    Setting("flat-logits-of-a-mixed-batch", flat_logits(mixed=True), expected="refused"),
     # Which example comes where inside differs from batch to batch.
     Setting("packed", of_lengths(packed)),
     Setting("packed-of-like-lengths", of_lengths(packed, shortest=3)),

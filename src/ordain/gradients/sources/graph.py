@@ -23,19 +23,9 @@ Node = Any  # torch.autograd.graph.Node, with attributes that only the C++ class
 _REARRANGING = frozenset(
     f"{name}Backward{number}"
     for name in (
-        *(
-            "Index",
-            "IndexSelect",
-            "IndexPut",
-            "IndexPutImpl",
-            "IndexAdd",
-            "IndexCopy",
-            "Gather",
-            "Take",
-            "TakeAlongDim",
-        ),
-        *("Scatter", "ScatterAdd", "ScatterReduce", "MaskedSelect", "MaskedScatter", "Flip", "Roll", "Sort", "Topk"),
-        *("PackPaddedSequence", "Stack", "Cat"),
+        *(f"Index{kind}" for kind in ("", "Select", "Put", "PutImpl", "Add", "Copy")),
+        *("Gather", "Take", "TakeAlongDim", "Scatter", "ScatterAdd", "ScatterReduce", "MaskedSelect", "MaskedScatter"),
+        *("Flip", "Roll", "Sort", "Topk", "PackPaddedSequence", "Stack", "Cat"),
     )
     for number in (0, 1)
 )
@@ -109,8 +99,10 @@ def shape_at(node: Node, output: int) -> tuple[int, ...]:
 
 
 def is_view_of_parameter(node: Node) -> bool:
-    """Whether nothing but one parameter lies below."""
+    """Whether nothing but one parameter lies below, and no ids that look up a part of it."""
     while node is not None and len(node.next_functions) == 1:
+        if node.name().startswith("Embedding"):
+            return False
         node = node.next_functions[0][0]
     return node is None or not node.next_functions
 

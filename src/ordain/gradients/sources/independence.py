@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ordain.errors import UnsupportedModuleError
-from ordain.gradients.layout import tensors_in
+from ordain.gradients.layout import layouts, tensors_in
 from ordain.gradients.sources.graph import Graph
 
 _BAGS = (
@@ -63,20 +63,16 @@ def run_alone(model: nn.Module, inputs: Any, chosen: Tensor, batch_dim: int) -> 
 def refuse_mixed(model: nn.Module, output: Any, alone: Alone) -> None:
     """Raise if outputs of the chosen examples are not what they are ``alone``."""
     chosen = alone.chosen
-    size, some = len(chosen), int(chosen.sum())
     for one, other in zip(tensors_in(output), alone.outputs or (), strict=False):
-        if not one.is_floating_point():
+        if not one.is_floating_point() or not other.numel():
             continue
-        axes = [
-            axis for axis, lengths in enumerate(zip(one.shape, other.shape, strict=False)) if lengths == (size, some)
-        ]
-        if one.ndim != other.ndim or len(axes) != 1:
-            continue
-        same = one.detach().index_select(axes[0], chosen.nonzero()[:, 0].to(one.device))
-        if same.shape != other.shape or not other.numel():
-            continue
+        apart = []
+        for way in layouts(one.shape, len(chosen), 0):
+            rows = way.rows(chosen, one.shape[way.axis]).nonzero()[:, 0].to(one.device)
+            if other.shape == (*one.shape[: way.axis], len(rows), *one.shape[way.axis + 1 :]):
+                apart.append(float((one.detach().index_select(way.axis, rows) - other).abs().max()))
         coarse = one.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(one.device.type)
-        if float((same - other).abs().max()) > (3e-2 if coarse else 1e-3) * float(same.abs().max()):
+        if apart and min(apart) > (3e-2 if coarse else 1e-3) * float(other.abs().max()):
             raise UnsupportedModuleError(
                 "a model whose output for an example depends on the other examples of the batch",
                 expected="a model that processes each example independently",

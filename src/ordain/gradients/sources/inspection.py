@@ -78,11 +78,14 @@ class Inspection:
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
+        self._ways: dict[tuple[int, int], list[Layout]] = {}  # where examples lie, or may lie, in the outputs
         self._task = -1  # the backward that is running
         self._kept = False  # has a backward through this graph come to its end, and not been collected?
         if chosen:
-            for (node, output), way in _cuts(graph, outputs, size, batch_dim, alone).items():
-                node.register_prehook(partial(self._at_output, self.graph.nodes[node], output, way))
+            for (node, output), ways in _cuts(graph, outputs, size, batch_dim, alone).items():
+                number = self.graph.nodes[node]
+                self._ways[number, output] = ways
+                node.register_prehook(partial(self._at_output, number, output))
 
     def watch_nodes(self, plan: Plan | None) -> None:
         """See what comes by at all nodes, or at those of a plan that is known."""
@@ -135,7 +138,7 @@ class Inspection:
         if self.rows is not None:
             self.rows.reset()
 
-    def _at_output(self, number: int, output: int, way: Layout, grads: tuple[Tensor | None, ...]) -> None:
+    def _at_output(self, number: int, output: int, grads: tuple[Tensor | None, ...]) -> None:
         if self._sending is not None:
             if number != self._from:
                 self._covered.add(number)
@@ -147,10 +150,47 @@ class Inspection:
             return
         edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
         with self._again():
+            ways = self._ways[number, output]
+            ways = ways if len(ways) == 1 else [way for way in ways if self._agrees(edge, way, grad.detach())]
+            if len(ways) != 1:
+                return  # outputs below this one say more
             for number in range(len(self.chosen)):
-                self._send(number, edge, way, grad.detach())
+                self._send(number, edge, ways[0], grad.detach())
         if not self.failed:
             self._inspected(self)
+
+    def _agrees(self, edge: GradientEdge, way: Layout, grad: Tensor) -> bool:
+        """Does the gradient of some examples, if they lie so, come to the same examples where that is certain?"""
+        below = self._below(edge.node)
+        edges = [GradientEdge(node, output) for node, output, _ in below]
+        sent = partial(torch.autograd.grad, [edge], edges, retain_graph=True, allow_unused=True)
+        self._divert({})
+        try:
+            found = [(chosen, sent([way.keep(grad, chosen)])) for chosen in self.chosen]
+        except RuntimeError:
+            return False
+        finally:
+            self._divert(None)
+        agree = [
+            known.separates(one, chosen)
+            for chosen, several in found
+            for one, (_, _, known) in zip(several, below, strict=True)
+            if one is not None and bool(one.any())
+        ]
+        return bool(agree) and all(agree)
+
+    def _below(self, node: Node) -> list[tuple[Node, int, Layout]]:
+        """The outputs below a node in which it is certain where the examples lie."""
+        found, seen, todo = [], {self._from}, [(node, self._from)]
+        while todo:
+            node, number = todo.pop()
+            for (child, output), (below, _) in zip(node.next_functions, self.graph.children[number], strict=True):
+                if (below, output) in self._ways:
+                    found.append((child, output, self._ways[below, output][0]))
+                elif child is not None and below not in seen:
+                    todo.append((child, below))
+                seen.add(below)
+        return found
 
     def _send(self, number: int, edge: GradientEdge, way: Layout, grad: Tensor) -> None:
         """Send the gradient of set ``number`` alone down the graph."""
@@ -185,25 +225,33 @@ class Inspection:
 
 def _cuts(
     graph: Graph, outputs: Sequence[Edge], size: int, batch_dim: int, alone: Sequence[Alone]
-) -> dict[Edge, Layout]:
-    """The first edges, from the model's outputs down, that have the examples in a dimension of their own."""
+) -> dict[Edge, list[Layout]]:
+    """The first edges, from the model's outputs down, that have the examples in a dimension of their own.
+
+    Also those above them with several rows an example, in one of several layouts, if a parameter is used in between.
+    """
     shorter = next((run for run in alone if run.names == graph.names), None)
-    found: dict[Edge, Layout] = {}
+    found: dict[Edge, list[Layout]] = {}
     seen: set[Edge] = set()
-    todo = list(outputs)
+    todo: list[tuple[Edge, Edge | None]] = [(edge, None) for edge in outputs]
     while todo:
-        edge = todo.pop()
+        edge, above = todo.pop()
         if edge in seen or edge[0] is None:
             continue
         seen.add(edge)
         node, output = edge
         shape = shape_at(node, output)
-        ways = [way for way in layouts(shape, size, batch_dim) if shape[way.axis] == size]
+        possible = layouts(shape, size, batch_dim)
+        ways = [way for way in possible if shape[way.axis] == size]
         if shorter is not None:  # the dimension that got shorter with fewer examples
             other, some = shorter.shapes[graph.nodes[node]][output], int(shorter.chosen.sum())
             ways = [way for way in ways if len(other) == len(shape) and other[way.axis] == some]
         if ways and not is_view_of_parameter(node):
-            found[edge] = ways[0]
-        else:
-            todo.extend(node.next_functions)
+            found[edge] = ways[:1]
+            continue
+        if above is None and possible and not is_view_of_parameter(node):
+            above = edge
+        elif above is not None and graph.nodes[node] in graph.sinks.values():
+            found[above] = [way for way in layouts(shape_at(*above), size, batch_dim) if way.axis == 0]
+        todo.extend((child, above) for child in node.next_functions)
     return found

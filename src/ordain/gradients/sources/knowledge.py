@@ -116,9 +116,9 @@ class Knowledge:
             return  # compiled or reentrant parts cannot be inspected: a dimension of length B it is
         raise UnsupportedModuleError(
             f"an output of {path!r} of shape {shape} in a batch of {record.size}, whose examples cannot be told apart",
-            expected="a gradient that flows through the model's outputs",
-            remedy="Return everything that the loss is computed from, or leave the layer out with "
-            f"params=lambda name: not name.startswith({path + '.'!r}).",
+            expected="a gradient that flows through the model's outputs, and outputs with rows for each example",
+            remedy="Return everything that the loss is computed from, for all positions ([B, T, ...]) and not only some; "
+            f"or leave the layer out with params=lambda name: not name.startswith({path + '.'!r}).",
         )
 
     def see(self, record: Pass, inspection: Inspection) -> bool:
