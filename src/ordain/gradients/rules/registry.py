@@ -91,7 +91,8 @@ class Use:
         return NoRuleError(
             f"{came} at {self.path!r} in a batch of {self.size}",
             expected="inputs and outputs with a batch dimension",
-            remedy="Keep the examples in a separate dimension, or leave this layer out with params=.",
+            remedy="Keep the examples in a separate dimension, with all positions and not only some ([B, T, ...]), or "
+            f"leave this layer out with params=lambda name: not name.startswith({self.path + '.'!r}).",
         )
 
 

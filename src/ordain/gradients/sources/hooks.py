@@ -149,9 +149,8 @@ class Hooks:
 
     def narrow(self, modules: Sequence[nn.Module], record: Pass) -> list[Tensor]:
         """Watch some modules alone from now on, before or after the forward of ``record``; returns their parameters."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._handles:
+            self._handles.pop().remove()
         self.paths = {module: path for module, path in self.paths.items() if module in modules}
         own = {self.sharded.part(p) for module in modules for p in module.parameters(recurse=False)}
         self._params = {p: None for p in self._params if p in own}
@@ -321,8 +320,9 @@ class Hooks:
                     return
                 shapes[leaf] = tensor.shape
                 # On the node, not on the tensor: what changes the tensor in place later comes after it.
-                reach = partial(self._reach, record, module, call, use, leaf, tensor.output_nr)
-                tensor.grad_fn.register_prehook(reach)
+                tensor.grad_fn.register_prehook(
+                    partial(self._reach, record, (module, call), use, leaf, tensor.output_nr)
+                )
 
     # --- during a backward ------------------------------------------------------------------------
 
@@ -332,16 +332,9 @@ class Hooks:
         send(uses is not None)
 
     def _reach(
-        self,
-        record: Pass,
-        module: nn.Module,
-        call: int,
-        use: Use,
-        leaf: int,
-        number: int,
-        grads: tuple[Tensor | None, ...],
+        self, record: Pass, at: tuple[nn.Module, int], use: Use, leaf: int, number: int, grads: Sequence[Tensor | None]
     ) -> None:
-        grad = grads[number]
+        (module, call), grad = at, grads[number]
         if grad is None or module not in self.paths:
             return
         if sending():
@@ -428,9 +421,8 @@ class Hooks:
         ready, self._ready = self._ready, {}
         arrived, self._arrived = None if self._ignored else self._arrived, None
         self._ignored = False
-        for handle in self._arrival_handles.values():
-            handle.remove()
-        self._arrival_handles = {}
+        while self._arrival_handles:
+            self._arrival_handles.popitem()[1].remove()
         passes = [ready[number] for number in sorted(ready)]
         for record in passes:
             if isinstance(record.result, Exception):

@@ -36,13 +36,13 @@ class Inspection:
         size: B.
         batch_dim: of the model's inputs and outputs.
         chosen: sets of examples, ``[B]`` each, to send the gradient of; none to inspect nothing.
-        alone: runs of some of the examples alone, whose graphs show where the examples lie.
-        thorough: whether the sets tell every two examples apart.
         counts: whether the backward that is running is one to learn from.
         divert: makes the layers' hooks write to the dictionary that it is given; None ends that.
-        inspected: called when the gradients of all sets have been sent down.
         again: makes a context in which checkpoints may run parts of the model again, and hooks of the user's;
             ``parameters=False`` if these need not be put back, which takes a copy of them.
+        alone: runs of some of the examples alone, whose graphs show where the examples lie.
+        thorough: whether the sets tell every two examples apart.
+        inspected: called when the gradients of all sets have been sent down.
 
     Attributes:
         found: for each set, what arrived at each parameter.
@@ -59,12 +59,12 @@ class Inspection:
         size: int,
         batch_dim: int,
         chosen: Sequence[Tensor],
-        alone: Sequence[Alone],
-        thorough: bool,
         counts: Callable[[], bool],
         divert: Callable[[Uses | None], None],
-        inspected: Callable[[Inspection], None],
         again: Callable[..., AbstractContextManager[Any]],
+        alone: Sequence[Alone] = (),
+        thorough: bool = False,
+        inspected: Callable[[Inspection], None] = lambda _: None,
     ) -> None:
         self.size, self.chosen, self.thorough = size, list(chosen), thorough
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]

@@ -117,7 +117,7 @@ class Knowledge:
         raise UnsupportedModuleError(
             f"an output of {path!r} of shape {shape} in a batch of {record.size}, whose examples cannot be told apart",
             expected="a gradient that flows through the model's outputs, and outputs with rows for each example",
-            remedy="Return everything that the loss is computed from, for all positions ([B, T, ...]) and not only some; "
+            remedy="Return everything that the loss is computed from, for all positions ([B, T, ...]), not only some; "
             f"or leave the layer out with params=lambda name: not name.startswith({path + '.'!r}).",
         )
 

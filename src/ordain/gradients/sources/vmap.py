@@ -97,11 +97,8 @@ class FuncSource:
                 size=record.size,
                 batch_dim=self._batch_dim,
                 chosen=self._checks.examples(record.size, device=self.like.device, all_apart=False),
-                alone=(),
-                thorough=False,
                 counts=self._hooks.counts,
                 divert=self._hooks.divert,
-                inspected=lambda _: None,
                 again=partial(untouched, self._model),
             )
             graph.release()
