@@ -161,7 +161,7 @@ def better(comparison: Comparison | None, measure: str) -> bool | None:
 
 
 def headline(found: Sequence[Point]) -> str:
-    """One sentence: at how many settings an order beats RR at equal processor time."""
+    """One sentence: at how many settings an order beats RR at equal processor time, and by how much."""
     tested = [point for point in found if point.equal]
     settings = list(dict.fromkeys(point.setting for point in tested))
     if not settings:
@@ -169,9 +169,16 @@ def headline(found: Sequence[Point]) -> str:
     told = []
     for measure in _JUDGED:
         name = _MEASURES[measure].removesuffix(", %")
-        won = {point.setting for point in tested if better(point.equal[measure], measure)}
-        lost = {point.setting for point in tested if better(point.equal[measure], measure) is False} - won
-        told.append(f"{name}: better in {len(won)}, worse in {len(lost)}")
+        won, lost = (
+            {
+                point.setting: abs(point.equal[measure].difference or 0.0) / point.values[measure].mean()
+                for point in tested
+                if better(point.equal[measure], measure) is outcome
+            }
+            for outcome in (True, False)
+        )
+        by = f" (by {100 * max(won.values()):.1g} % at most)" if won else ""
+        told.append(f"{name}: better in {len(won)}{by}, worse in {len(lost.keys() - won.keys())}")
     where = counted(len(settings), "setting")
     return f"Against random reshuffling with a tuned rate and as much processor time, in {where}: {'; '.join(told)}."
 
