@@ -79,7 +79,7 @@ class Inspection:
         self._from = -1  # the node that it is sent from
         self._covered: set[int] = set()  # outputs that lie below others
         self._ways: dict[tuple[int, int], list[Layout]] = {}  # where examples lie, or may lie, in the outputs
-        self._task = -1  # the backward that is running
+        self._task, self._learns = -1, False  # the backward that is running; does it count?
         self._kept = False  # has a backward through this graph come to its end, and not been collected?
         if chosen:
             for (node, output), ways in _cuts(graph, outputs, size, batch_dim, alone).items():
@@ -124,13 +124,11 @@ class Inspection:
     def _enter(self) -> bool:
         """Whether the backward that is running counts."""
         task = torch._C._current_graph_task_id()
-        if not self._counts():
-            return False
         if task != self._task:
-            self._task, self._covered = task, set()
-            if not self._kept:
+            self._task, self._covered, self._learns = task, set(), self._counts()
+            if self._learns and not self._kept:
                 self._clear()  # what is there is of a backward that broke off
-        return True
+        return self._learns
 
     def _clear(self) -> None:
         for several in (*self.found, *self.uses):
