@@ -17,6 +17,7 @@ ALLOWED = {
     "_backward_hooks": "a tensor's: whether a user's hook changes its gradient",
     "_exit": "os's: how a rank ends without running its handlers",
     "_replace": "a named tuple's public method, in spite of its name",
+    "_reset_state": "Accelerate's: without it a process has no second accelerator with other options",
 }
 
 

@@ -22,9 +22,8 @@ __all__ = ["prepare"]
 def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> DataLoader[Any]:
     """What ``accelerator.prepare(loader)`` is for other loaders: batches on the device, and the end of the epoch known.
 
-    ``order.sampler`` gives each process its own part already, so that the loader is not sharded: its ``batch_size`` is
-    that of one process. ``even_batches`` has nothing to do (see ``tail=`` in docs/distributed.md), nor has
-    ``use_stateful_dataloader``: the order's state has the position.
+    ``order.sampler`` gives each process its own part already, so the loader is not sharded: ``batch_size`` is that of
+    one process. ``even_batches`` (see ``tail=``) and ``use_stateful_dataloader`` (see ``order.resume()``) do nothing.
 
     Args:
         accelerator: created before the order.
@@ -43,7 +42,7 @@ def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> 
             raise InputError(
                 f"an Accelerator with {name}=True",
                 expected="a loader for each process, with the batch size of one process",
-                remedy=f"Leave {name}=True out of DataLoaderConfiguration; batch_size is that of one process.",
+                remedy=f"Leave {name}=True out of DataLoaderConfiguration (in transformers, accelerator_config=).",
             )
     check_sampler(
         order,
