@@ -170,10 +170,10 @@ class Inspection:
         finally:
             self._divert(None)
         agree = [
-            known.separates(one, chosen)
+            known.separates(one.abs(), largest, chosen)
             for chosen, several in found
             for one, (_, _, known) in zip(several, below, strict=True)
-            if one is not None and bool(one.any())
+            if one is not None and one.numel() and (largest := float(one.abs().max()))
         ]
         return bool(agree) and all(agree)
 
