@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ordain import GraB, reference
-from ordain.errors import UnsupportedModuleError
+from ordain.errors import OrdainError, UnsupportedModuleError
+from ordain.gradients.sources.vmap import FuncSource
 
 EPOCHS = 3
 
@@ -84,3 +85,19 @@ def test_orders_are_those_of_the_loop(setting: Setting, centering: str) -> None:
             check(setting, centering)
     else:
         check(setting, centering)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+@pytest.mark.filterwarnings("ignore")
+def test_torch_func_gives_the_gradients_of_the_loop_or_refuses(setting: Setting) -> None:
+    """Whatever torch.func cannot run is refused by name, with no error of its own."""
+    case, twin, indices = setting.make(0), setting.make(0), list(range(setting.batch_size))
+    source = FuncSource(case.model)
+    try:
+        forward(case, indices)[1].mean().backward()
+        ((batch, _),) = source.collect()
+    except OrdainError:
+        return
+    wanted = np.stack(loop(setting, twin, indices, forward(twin, indices)[1]))
+    assert np.allclose(batch.rows(), wanted, rtol=1e-6, atol=1e-9 * np.abs(wanted).max())
+    assert setting.expected == "exact"
