@@ -448,7 +448,9 @@ def test_one_command_to_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"format": 1, "kind": "toy-herding"}')
+    head: dict[str, Any] = {"format": 1, "kind": "toy-herding", "command": "", "started": ""}
+    head |= {"config": {}, "versions": {}, "machine": {}}
+    (tmp_path / "config.json").write_text(json.dumps(head))
     with pytest.raises(InputError, match="not a training run's"):
         run(DIGITS, tmp_path)
 

@@ -104,7 +104,8 @@ def read_config(out: Path) -> dict[str, Any] | None:
         return None
     header = read_header(out)
     if header.kind != TRAINING:
-        raise InputError(f"{path}, of a {header.kind}", expected="a training run", remedy="Use another folder: --out.")
+        came = f"{path}, which is not a training run's"
+        raise InputError(came, expected=f"kind {TRAINING!r}", remedy="Use another folder: --out.")
     validated(_Problem, json.dumps(header.problem).encode(), f"{path}, problem")
     saved: dict[str, Any] = json.loads(path.read_bytes())
     return saved
