@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from runpy import run_path
 from typing import Any, Literal
 
 import pytest
 import torch
+from nanogpt.model import GPT, GPTConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, rnn
@@ -107,12 +106,11 @@ def head(width: int = WIDTH, out: int = CLASSES) -> nn.Linear:
     return nn.Linear(width, out)
 
 
-# --- nanoGPT, as published --------------------------------------------------------------------------------------------
+# --- nanoGPT ------------------------------------------------------------------------------------------------------
 
 
-def nanogpt(dropout: float = 0.0) -> Any:
-    published = run_path(str(Path(__file__).parents[1] / "fixtures" / "nanogpt" / "model.py"))
-    return published["GPT"](published["GPTConfig"](6, VOCABULARY, 2, 2, WIDTH, dropout, bias=False))
+def nanogpt(dropout: float = 0.0) -> GPT:
+    return GPT(GPTConfig(6, VOCABULARY, 2, 2, WIDTH, dropout, bias=False))
 
 
 def nanogpt_loss() -> Case:

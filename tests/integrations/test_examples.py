@@ -138,7 +138,7 @@ def test_linear_probe() -> None:
 def test_nanogpt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "model", None)  # so that it is put back
     monkeypatch.delitem(sys.modules, "model")
-    monkeypatch.syspath_prepend(EXAMPLES.parent / "tests" / "fixtures" / "nanogpt")
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "tests" / "nanogpt")
     out = ran("nanogpt.py", None, "--examples", "160", "--epochs", "2")[-2:]
     told = [
         re.fullmatch(r"epoch \d: loss (\d\.\d+) of the last batch, GraB\(n=160, seed=0\)", line) for line in out[-2:]
