@@ -89,9 +89,9 @@ def test_jax(tmp_path: Path) -> None:
     for package in ("jax", "optax"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    code = "import runpy, sys\nfor words in (['1'], ['2', '--resume']):\n    sys.argv[4:] = words\n"
-    code += "    runpy.run_path(sys.argv[1], run_name='__main__')"
-    command = [sys.executable, "-c", code, str(EXAMPLES / "jax_mnist.py"), "--out", str(tmp_path), "--epochs"]
+    code = "import runpy, sys\nscript, out = sys.argv[1:]\nfor words in (['1'], ['2', '--resume']):\n"
+    code += "    sys.argv = [script, '--out', out, '--epochs', *words]\n    runpy.run_path(script, run_name='__main__')"
+    command = [sys.executable, "-c", code, str(EXAMPLES / "jax_mnist.py"), str(tmp_path)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
     told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in out]
     assert [match and match[1] for match in told] == ["1", "2"]
