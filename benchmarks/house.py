@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
-ALLOWED = ("_parameters", "_version", "_backward_hooks", "_exit", "_replace")
+ALLOWED = ("_parameters", "_version", "_backward_hooks", "_reset_state", "_exit", "_replace")  # see tests/test_house.py
 STEP = """
 import collections, sys, torch
 from torch import nn
