@@ -33,17 +33,17 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 # What is not run, and why. Blocks of frameworks are covered by the examples that they come from.
 NOT_RUN = {
+    ("accelerate.md", "examples/accelerate_ddp.py is"),
     ("architecture.md", "part of a method"),
     ("data.md", "needs the files of MNIST"),
     ("distributed.md", "examples/ddp_mnist.py is"),
     ("distributed.md", "tests/distributed does"),
-    ("frameworks.md", "examples/accelerate_ddp.py is"),
-    ("frameworks.md", "examples/jax_mnist.py is"),
-    ("frameworks.md", "examples/lightning_mnist.py is"),
-    ("frameworks.md", "examples/lora.py is"),
-    ("frameworks.md", "examples/trainer.py is"),
-    ("frameworks.md", "tests/gradients/test_compiled.py does"),
+    ("jax.md", "examples/jax_mnist.py is"),
+    ("lightning.md", "examples/lightning_mnist.py is"),
+    ("peft.md", "examples/lora.py is"),
     ("study.md", "tests/study/test_runs.py does"),
+    ("torch-compile.md", "tests/gradients/test_compiled.py does"),
+    ("transformers.md", "examples/trainer.py is"),
 }
 TWO_PROCESSES = [(page, block) for page in PAGES for block in blocks(page) if block.two_processes]
 

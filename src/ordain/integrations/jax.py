@@ -1,4 +1,4 @@
-"""GraB as pure functions on arrays, for training loops in JAX: see docs/frameworks.md.
+"""GraB as pure functions on arrays, for training loops in JAX: see docs/jax.md.
 
 state = init(n, dim, seed=0)
 for _ in range(epochs):
