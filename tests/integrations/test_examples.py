@@ -85,15 +85,16 @@ def test_token_blocks(tmp_path: Path) -> None:
 
 
 def test_jax(tmp_path: Path) -> None:
-    """In a process of its own: see test_jax.py."""
+    """In processes of their own: see test_jax.py."""
     for package in ("jax", "optax"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    code = "import runpy, sys\nscript, out = sys.argv[1:]\nfor words in (['1'], ['2', '--resume']):\n"
-    code += "    sys.argv = [script, '--out', out, '--epochs', *words]\n    runpy.run_path(script, run_name='__main__')"
-    command = [sys.executable, "-c", code, str(EXAMPLES / "jax_mnist.py"), str(tmp_path)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
-    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in out]
+    command = [sys.executable, str(EXAMPLES / "jax_mnist.py"), "--out", str(tmp_path), "--epochs"]
+    first, second = (
+        subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
+        for words in (["1"], ["2", "--resume"])
+    )
+    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in (*first, *second)]
     assert [match and match[1] for match in told] == ["1", "2"]
     assert all(match and float(match[2]) < limit for match, limit in zip(told, (2.3, 0.5), strict=True))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from ordain import GraB, RandomReshuffling
 from ordain.errors import OrdainError
@@ -189,11 +189,9 @@ class Texts(Data):
 def language(folder: Path, ranks: int, accumulate: int = 1) -> dict[str, Any]:
     """A loss that is divided by the number of labels on all ranks, in all accumulated batches."""
     torch.manual_seed(5)
-    dropped = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
-    config = GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=1, n_head=2, **dropped, **ends)
+    config = LlamaConfig(vocab_size=17, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     args = arguments(folder, ranks, accumulate, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant")
-    model = GPT2LMHeadModel(config).double()  # in float64 throughout
+    model = LlamaForCausalLM(config).double()
     order: Any = lambda model, n: GraB(model, n, params="head")  # noqa: E731
     trainer = OrderedTrainer(model=model, args=args, train_dataset=Texts(), order=order)
     trainer.train()
