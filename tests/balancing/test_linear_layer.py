@@ -13,6 +13,9 @@ from torch import nn
 
 from ordain import GraB, _rng, reference
 from ordain.balancing import Deterministic
+from ordain.gradients.factored import Factored
+from ordain.gradients.param_grads import OuterProduct, WithBias
+from ordain.kernels.layer_rows import layer_rows
 from ordain.kernels.signs import announce
 
 
@@ -125,3 +128,26 @@ def test_without_a_cache_every_process_is_told(caplog: pytest.LogCaptureFixture)
     assert "in every process" in caplog.text
     announce(announce)  # a plain function: Numba is switched off
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("biased", [False, True], ids=["weight", "weight and bias"])
+def test_rows_are_written_as_torch_would(dtype, biased):
+    """Bit by bit, so that it makes no difference to an order who has written them."""
+    torch.manual_seed(0)
+    a, b, scale = torch.randn(7, 5, dtype=dtype), torch.randn(7, 3, dtype=dtype), 7.0
+    rows = torch.empty(7, 3 * (5 + biased), dtype=dtype)
+    assert layer_rows(a.numpy(), b.numpy(), biased, scale, 1e140, rows.numpy())
+    kind = WithBias if biased else OuterProduct
+    placed = [(0, kind(a.unsqueeze(1), b.unsqueeze(1)))]
+    assert torch.equal(rows, Factored(placed, dim=rows.shape[1], size=7, scale=scale, like=rows).rows())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -1e150])
+@pytest.mark.parametrize("place", ["a", "b"])
+def test_rows_that_are_not_finite_or_too_large_are_seen(value, place):
+    dtype = np.float64 if abs(value) == 1e150 else np.float32  # 64 times 3e38 is infinite in float32
+    a, b, out = np.ones((4, 3), dtype), np.ones((4, 2), dtype), np.empty((4, 8), dtype)
+    assert layer_rows(a, b, True, 64.0, 1e140, out)
+    (a if place == "a" else b)[2, 1] = value
+    assert not layer_rows(a, b, True, 64.0, 1e140, out)

@@ -28,12 +28,16 @@ FAILED, UNSURE = 0, 2  # what decide() may answer besides +1 and -1
 _FASTMATH = {"reassoc", "contract", "nsz"}
 
 
-def compile_loop(function: Function) -> Function:
-    """Compile at the first call, and keep the result on disk where that is possible."""
+def compile_loop(function: Function, *, exact: bool = False) -> Function:
+    """Compile at the first call, and keep the result on disk where that is possible.
+
+    ``exact``: without reassociation, every number is what NumPy would compute.
+    """
+    fastmath = set() if exact else _FASTMATH
     try:
-        return cast("Function", numba.njit(cache=True, fastmath=_FASTMATH)(function))
+        return cast("Function", numba.njit(cache=True, fastmath=fastmath)(function))
     except RuntimeError:  # no folder that the cache may be written to
-        return cast("Function", numba.njit(fastmath=_FASTMATH)(function))
+        return cast("Function", numba.njit(fastmath=fastmath)(function))
 
 
 def announce(loop: Any) -> None:

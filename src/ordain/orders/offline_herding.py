@@ -151,8 +151,8 @@ class HerdingLearner:
         """Each row to its place: in turn, in one piece. Returns those that are not finite, and how many."""
         first, size = int(slots[0]), len(slots)
         in_turn = int(slots[-1]) - first == size - 1 and bool((slots[1:] > slots[:-1]).all())
-        rows = batch.rows(out=stored[first : first + size]) if in_turn else batch.rows()
-        good = _finite(rows)
+        rows = stored[first : first + size] if in_turn else stored.new_empty(size, batch.dim)
+        good = _fill(rows, batch)
         if not in_turn:
             stored[torch.from_numpy(slots)] = rows
         self._counts[slots] = 1
@@ -293,6 +293,16 @@ class HerdingLearner:
 
     def marks(self) -> Indices:
         return self._counts
+
+
+def _fill(rows: Tensor, batch: Gradients) -> NDArray[np.bool_] | None:
+    """Write the gradients to ``rows``, and say which are finite: see :func:`_finite`."""
+    from ordain.kernels.layer_rows import layer_rows
+
+    layer = batch.linear_layer()
+    if layer is not None and layer_rows(*layer, herding.LARGEST, rows.numpy()):
+        return None
+    return _finite(batch.rows(out=rows))
 
 
 def _finite(rows: Tensor) -> NDArray[np.bool_] | None:
