@@ -203,7 +203,8 @@ def herd(
     check_rounds(rounds)
     if centering not in ("mean", "pair"):
         raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is the paper's.")
-    _check_tolerance(tolerance, balancer, centering)
+    check_tolerance(tolerance)
+    _check_stopping(tolerance, balancer, centering)
     centre, count, number = (None, n // 2, 0) if centering == "pair" else (mean, n, 0)
     before, bound = sigma, math.inf
 
@@ -236,9 +237,13 @@ def check_rounds(rounds: Any) -> int:
     return int(rounds)
 
 
-def _check_tolerance(tolerance: Any, balancer: Balancer, centering: str) -> None:
+def check_tolerance(tolerance: Any) -> None:
+    """Raise unless this is a share."""
     if not isinstance(tolerance, (int, float)) or not 0.0 <= tolerance < 1.0:
         raise InputError(f"tolerance={tolerance!r}", expected="a fraction from 0 to 1", remedy="0.02 means 2 %.")
+
+
+def _check_stopping(tolerance: float, balancer: Balancer, centering: str) -> None:
     if tolerance and (centering != "mean" or compiled_rule(balancer, n=1, d=1) is None):
         raise InputError(
             f"tolerance={tolerance!r} with centering={centering!r} and {balancer!r}",

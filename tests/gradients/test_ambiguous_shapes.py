@@ -221,3 +221,36 @@ def test_state_of_every_kind_is_put_back() -> None:
     for name, value in twin.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     assert (model.log, model.seen) == (twin.log, twin.seen)
+
+
+def flat_tagger(layers: Any, x: Tensor) -> Tensor:
+    return layers["o"](layers["e"](x).tanh().flatten(0, 1))  # type: ignore[no-any-return]
+
+
+def transposed(layers: Any, x: Tensor) -> Tensor:
+    return layers["o"](layers["e"](x[:, 0]).tanh()).T  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sizes", [(B, B, B, B), (B + 2, B + 2, B)], ids=["every batch", "the last batch"])
+@pytest.mark.parametrize("forward", [flat_tagger, transposed])
+def test_as_many_classes_as_examples_before_a_head(
+    forward: Callable[..., Tensor], sizes: tuple[int, ...], bias: bool
+) -> None:
+    """Nothing is known of what comes before the head, so no part of the batch is run alone."""
+    flat = forward is flat_tagger
+
+    def losses(out: Tensor) -> Tensor:
+        return by_example(out.unflatten(0, (-1, 3)) if flat else out.T)
+
+    model = Model(forward, e=nn.Linear(4, 5), o=nn.Linear(5, B, bias=bias)).double()
+    twin = copy.deepcopy(model)
+    source = ExactSource(model, params="head")
+    own = list(twin.layers["o"].parameters())  # type: ignore[union-attr]
+    for x in numbers(*((size, 3, 4) for size in sizes)):
+        losses(model(x)).mean().backward()
+        ((batch, _),) = source.collect()
+        wanted = [torch.autograd.grad(one, own, retain_graph=True) for one in losses(twin(x))]
+        torch.testing.assert_close(
+            batch.rows(), torch.stack([torch.cat([g.reshape(-1) for g in one]) for one in wanted]), rtol=1e-7, atol=1e-12
+        )

@@ -12,6 +12,7 @@ import torch
 from helpers import reloaded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB, Herding, reference, validate
@@ -92,6 +93,13 @@ class Quantised(nn.Module):
         return self.fc(Sixteen.apply(x @ self.body))
 
 
+def weight_norm(*, bias: bool) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), parametrizations.weight_norm(nn.Linear(4, 3, bias=bias)))
+
+
+_NORMED = ("2.parametrizations.weight.original0", "2.parametrizations.weight.original1")
+
+
 @dataclass(frozen=True)
 class Setting:
     build: Callable[[], nn.Module]
@@ -106,6 +114,8 @@ SETTINGS = {
     "wide vocabulary": Setting(lambda: Tokens(tied=False, folded=True), "head", ("mix.weight", "mix.bias")),
     "sequence first": Setting(SequenceFirst, "head", ("fc.weight", "fc.bias")),
     "unknown operation": Setting(Quantised, "head", ("fc.weight", "fc.bias")),
+    "weight norm": Setting(lambda: weight_norm(bias=True), "head", ("2.bias", *_NORMED)),
+    "weight norm without a bias": Setting(lambda: weight_norm(bias=False), "head", _NORMED),
     "a name": Setting(DefinedFirst, "out.bias", ("out.bias",)),
     "a prefix and a module's name": Setting(
         DefinedFirst, ["body.4", "out."], ("out.weight", "out.bias", "body.4.weight", "body.4.bias")
@@ -321,3 +331,70 @@ def test_autocast(dtype: torch.dtype) -> None:
             loss.backward()
             order.step()
     assert order.state_dict()["dtype"] == "torch.float32"
+
+
+@pytest.mark.parametrize("kind", [GraB, Herding])
+@pytest.mark.parametrize("outputs", [2, 3, 4])
+def test_a_head_whose_weight_was_replaced_is_refused_at_once(kind: Any, outputs: int) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3, bias=False))
+    x, y = (one[:SIZE] for one in data())
+    order = kind(model, 20 * SIZE, params="head")
+    indices = iter(order.sampler)
+    for step in range(9):  # most passes are not inspected any more
+        if step == 8:
+            model[2].weight = nn.Parameter(torch.randn(outputs, 4))
+        for _ in range(SIZE):
+            next(indices)
+        cross_entropy(model(x.float()), y.clamp(max=1)).backward()
+        if step < 8:
+            order.step()
+    with pytest.raises(StateError, match="did not exist when the order was created"):
+        order.step()
+
+
+@pytest.mark.parametrize("head", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("body", [torch.float32, torch.bfloat16])
+def test_the_head_may_have_another_dtype_than_what_comes_before(body: torch.dtype, head: torch.dtype) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = nn.Linear(5, 4).to(body), nn.Linear(4, 3).to(head)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.body(x.to(body)).to(head))
+
+    model = Mixed()
+    order = Herding(model, 4 * SIZE, params="head")
+    x, y = (one[:SIZE] for one in data())
+    indices = iter(order.sampler)
+    for _ in range(4):
+        for _ in range(SIZE):
+            next(indices)
+        cross_entropy(model(x).float(), y).backward()
+        order.step()
+    assert order.state_dict()["stored"].dtype == (torch.float64 if head is torch.float64 else torch.float32)
+
+
+def test_a_head_that_is_not_called_is_spoken_of() -> None:
+    """The first forward went another way than training does."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, other: bool = False) -> Tensor:
+            return self.b(x) if other else self.a(x)
+
+    model = Branches().double()
+    order = GraB(model, N, params="head")
+    x, y = data()
+    model(x[:2], other=True)
+    indices = iter(order.sampler)
+    for _ in range(SIZE):
+        next(indices)
+    with pytest.warns(OrdainWarning, match="does not call 'b'"):
+        out = model(x[:SIZE])
+    cross_entropy(out, y[:SIZE]).backward()
+    order.step()
+    model(x[:SIZE])  # once is enough

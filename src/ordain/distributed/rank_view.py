@@ -183,9 +183,9 @@ def view_for(n: int, distributed: Any) -> View:
                 remedy="Start with torchrun and call torch.distributed.init_process_group() first.",
             )
         ranks = ProcessRanks(distributed.group, timeout=distributed.timeout)
-    if n < ranks.size and distributed.tail == "drop":
+    if n < ranks.size and distributed.tail != "repeat":
         raise InputError(
-            f"n={n} examples for {ranks.size} ranks with tail='drop'",
+            f"n={n} examples for {ranks.size} ranks with tail={distributed.tail!r}",
             expected="at least one example for each rank",
             remedy="Leave tail= out: then some examples are visited twice.",
         )

@@ -42,6 +42,7 @@ class Cursor:
         uncounted: whether some of it was in a step() that does not know how large its batch was.
         ticket: names the live pass.
         out_of_turn: whether observations of this epoch have named their examples.
+        resuming: whether the next pass continues an epoch.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Cursor:
         self.view, self._indices, self._advance, self._observed, self._warn = view, indices, advance, observed, warn
         self.epoch = self.taken = self.ticket = 0
         self.touched = self.uncounted = self.out_of_turn = False
-        self._resuming = False
+        self.resuming = False
         self._out_of_order = False  # may batches of the live pass arrive in another order than drawn?
         self._stepped = False  # has step() or observe() ever been called? Orders that do not learn need neither
         self._peeked = False
@@ -93,8 +94,8 @@ class Cursor:
 
     def begin(self, *, out_of_order: bool, handed: Handed | None) -> tuple[int, Indices, int]:
         self.view.check_draw()
-        if self._resuming:
-            self._resuming = False
+        if self.resuming:
+            self.resuming = False
         elif self.drawn or self.touched:
             if self._is_over():
                 self.advance()
@@ -238,6 +239,11 @@ class Cursor:
                 remedy=_PASSED_OVER,
             )
 
+    def handed_more_than(self, batches: int) -> bool:
+        """Has the loop had more batches since the last step than these, and those that it reads ahead?"""
+        after = None if self._handed is None else self._handed.after(self.view.own(self.taken))
+        return after is not None and after[0] + (self.taken == self._begun) > batches + (self._ahead or 0)
+
     def take(self, count: int, *, named: bool = False) -> None:
         """``count`` examples have been observed or passed over: the next ones, or some that were named."""
         self.touched = self.touched or count > 0
@@ -296,7 +302,7 @@ class Cursor:
         self.taken, self.uncounted = done, False
         over = done == n or self.view.own(done) == self.view.length  # the rest belongs to no process: it was dropped
         # A finished epoch has nothing left to visit: its last state leads to the next epoch.
-        self._resuming, self.touched = not over, done > 0 or over
+        self.resuming, self.touched = not over, done > 0 or over
         return self.epoch + over
 
     # --- saving -----------------------------------------------------------------------------------
@@ -327,5 +333,5 @@ class Cursor:
         self.out_of_turn = state.get("out_of_turn", False)
         self._stepped, self._peeked = state.get("driven", False), state.get("peeked", False)
         self._set_drawn(self.taken)
-        self._resuming, self._handed = False, None
+        self.resuming, self._handed = False, None
         self.ticket += 1

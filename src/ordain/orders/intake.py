@@ -25,7 +25,8 @@ class Intake:
         from_model: whether they come from a model, which does not change their length.
 
     Attributes:
-        passive: whether it has nothing to do with what comes from the model.
+        given: as above, once it is known.
+        passive: whether it has nothing to do with what comes from the model and is of that length.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Intake:
         from_model: bool = False,
     ) -> None:
         self.sketch, self._precondition = sketch, precondition
-        self._given = self._coming = given
+        self.given = self._coming = given
         self._fixed, self._from_model = given is not None, from_model
         self.passive = False
         if given is not None:
@@ -46,14 +47,14 @@ class Intake:
     @property
     def dim(self) -> int | None:
         """The length of what is ordered by."""
-        return self._given if self._given is None or self.sketch is None else min(self._given, self.sketch.k)
+        return self.given if self.given is None or self.sketch is None else min(self.given, self.sketch.k)
 
     def take(self, batch: Gradients) -> Gradients:
         """The batch as it is exchanged with other ranks: in factors, or sketched."""
-        if self._given is not None and batch.dim != self._given:
+        if self.given is not None and batch.dim != self.given:
             raise GradientError(
                 f"gradients of length {batch.dim}",
-                expected=f"length {self._given}, as before",
+                expected=f"length {self.given}, as before",
                 remedy="Pass the same parameters, in the same order, every time.",
             )
         self._coming = batch.dim
@@ -78,7 +79,7 @@ class Intake:
 
     def confirm(self) -> None:
         """The last batch was learned from: those that follow must be of its length."""
-        self._given = self._coming
+        self.given = self._coming
         self.passive = self._from_model and self._precondition is None and not self._sketched
 
     def save(self, *, vectors: bool) -> State:
@@ -87,7 +88,7 @@ class Intake:
         return self._lengths() | scaled
 
     def _lengths(self) -> State:
-        return {"dim": self.dim} if self.sketch is None else {"dim": self.dim, "given_dim": self._given}
+        return {"dim": self.dim} if self.sketch is None else {"dim": self.dim, "given_dim": self.given}
 
     def check(self, state: State) -> None:
         """Raise if the lengths are not these."""
@@ -98,7 +99,7 @@ class Intake:
             if length is not None and saved not in (None, length):
                 raise StateError(
                     f"a state for gradients of length {described(saved)}",
-                    expected=f"length {self._given}",
+                    expected=f"length {self.given}",
                     remedy="Load it into the model it was saved with.",
                 )
         if self._precondition is not None:
@@ -107,7 +108,7 @@ class Intake:
     def load(self, state: State) -> None:
         """Go back to a state that has passed :meth:`check`."""
         if not self._fixed:
-            self._given = self._coming = state["dim" if self.sketch is None else "given_dim"]
+            self.given = self._coming = state["dim" if self.sketch is None else "given_dim"]
         if self._precondition is not None:
             self._precondition.load(state)
 

@@ -62,6 +62,7 @@ class Herding(Order):
         fresh: bool = False,
         **options: Any,
     ) -> None:
+        herding.check_tolerance(tolerance)
         herd = partial(herding.herd, rounds=herding.check_rounds(rounds), tolerance=tolerance)
         self._herding = HerdingLearner(routine or herd, memory_limit=memory_limit, fresh=fresh)
         super().__init__(n, model=model, learner=self._herding, **options)
@@ -115,6 +116,10 @@ class HerdingLearner:
                 expected="a function from [n, d] to a permutation of its rows",
                 remedy="Pass ordain.herding.herd or ordain.herding.greedy, for example.",
             )
+        if isinstance(memory_limit, bool) or not isinstance(memory_limit, (int, float)):
+            raise InputError(f"memory_limit={memory_limit!r}", expected="bytes", remedy="2 * 2**30 is 2 GiB.")
+        if not isinstance(fresh, bool):
+            raise InputError(f"fresh={fresh!r}", expected="True or False", remedy="See docs/orders.md.")
         self._routine, self._memory_limit, self._fresh = routine, memory_limit, fresh
         self._rehearsing = False
         self._stored: Tensor | None = None
@@ -129,8 +134,11 @@ class HerdingLearner:
             self._check_memory(dim, torch.get_default_dtype().itemsize)
 
     def learn(self, batch: Gradients, slots: Indices, *, whole_units: bool, epoch: int) -> Decision:
+        single = self._arrangement.units.group == 1
+        # Seen: a place other than UNSEEN. There are no signs here.
+        decision = Decision(slots if single else slots[:0], np.ones(len(slots) * single, dtype=np.int8))
         if self._fresh and not self._rehearsing:
-            return Decision(slots[:0], np.empty(0, dtype=np.int8))
+            return decision
         if self._stored is not None and self._stored.dtype is not batch.dtype:
             raise GradientError(
                 f"gradients of {batch.dtype}",
@@ -140,11 +148,8 @@ class HerdingLearner:
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
             self._stored = torch.zeros(len(self._counts), batch.dim, dtype=batch.dtype)
-        single = self._arrangement.units.group == 1
         store = self._write if single and batch.device.type == "cpu" else partial(self._add, whole_units=whole_units)
         lost, bad = shrinking(partial(store, self._stored, batch, slots))
-        # Seen: a place other than UNSEEN. There are no signs here.
-        decision = Decision(slots if single else slots[:0], np.ones(len(slots) * single, dtype=np.int8))
         return decision if not bad else decision.with_aside(lost, bad)
 
     def _write(self, stored: Tensor, batch: Gradients, slots: Indices) -> tuple[Indices, int]:
@@ -191,9 +196,10 @@ class HerdingLearner:
         if not len(known) or self._stored is None:
             return order
         found = np.asarray(self._routine(self._stored if complete.all() else self._stored[known]))
-        if found.shape != known.shape or not np.array_equal(np.sort(found), np.arange(len(known))):
+        integers = found.shape == known.shape and found.dtype.kind in "iu"
+        if not integers or not np.array_equal(np.sort(found), np.arange(len(known))):
             raise InputError(
-                f"a result of shape {found.shape} from the herding routine",
+                f"a result of shape {found.shape} and dtype {found.dtype} from the herding routine",
                 expected=f"a permutation of range({len(known)})",
                 remedy="A routine takes [n, d] and returns each row index once.",
             )
@@ -234,6 +240,12 @@ class HerdingLearner:
                 "rehearsal() of an order with fresh=False",
                 expected="fresh=True",
                 remedy=f"Write {order}(model, n, fresh=True).",
+            )
+        if cursor.resuming and cursor.touched:
+            raise StepError(
+                "rehearsal() in the middle of an epoch that is resumed",
+                expected="a rehearsal before an epoch begins",
+                remedy="Rehearse the following epochs only: the order of this one is in the state that was loaded.",
             )
         if cursor.touched:
             cursor.advance()
@@ -310,5 +322,5 @@ def _finite(rows: Tensor) -> NDArray[np.bool_] | None:
     least, most = rows.aminmax()
     if least >= -herding.LARGEST and most <= herding.LARGEST:  # as NaN is not
         return None
-    good: NDArray[np.bool_] = rows.double().square_().sum(dim=1).numpy() <= herding.LARGEST**2
+    good: NDArray[np.bool_] = rows.double().square().sum(dim=1).numpy() <= herding.LARGEST**2
     return good

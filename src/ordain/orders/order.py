@@ -278,8 +278,10 @@ class Order:
             raise InputError(f"count={count!r}", expected="a number of examples >= 0", remedy="Pass len(x).")
         count = int(count)
         if self._learning:
-            # Gradients of batches before this one may wait: they come first.
-            before = self._watched.drop(count) and indices is None
+            # Gradients of batches before this one may wait: they come first. Its own, if it was run, are dropped.
+            waiting = self._watched.waiting()
+            never_run = waiting is not None and self._cursor.handed_more_than(waiting)
+            before = (bool(waiting) if never_run else self._watched.drop(count)) and indices is None
             self._steps.learn(lambda: [*(self._collected() if before else ()), count], indices)
         elif count:
             self._count(count)
@@ -379,13 +381,15 @@ class Order:
                 "step() with no new gradients",
                 expected="a forward in training mode and its backward since the last step()",
                 remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
-                "that torch.compile has run already must be compiled again after the order is created. "
-                "torch.autograd.grad counts if it is asked for all trained parameters, in a loop without backward(); "
-                "for gradients of torch.func call observe().",
+                "that torch.compile has run already must be compiled again after the order is created. A layer inside "
+                "a reentrant checkpoint brings no gradients: pass use_reentrant=False. torch.autograd.grad counts if "
+                "it is asked for all trained parameters, in a loop without backward(); for gradients of torch.func "
+                "call observe().",
             )
         if watched.expected is not None:
             watched.check_found()
-        if self._intake.passive and loss_scale == 1.0:
+        known = all(batch.gradients.dim == self._intake.given for batch in batches)
+        if known and self._intake.passive and loss_scale == 1.0:
             return batches
         return [
             Collected(self._intake.take(rescaled(batch.gradients, 1.0 / loss_scale)), batch.examples)

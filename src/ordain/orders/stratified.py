@@ -56,12 +56,15 @@ class Stratified(Order):
 
 def _classes(labels: Any) -> Indices:
     """``[n]``: the number of each example's class."""
-    given = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
+    try:
+        given = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
+    except (TypeError, ValueError):  # a list of lists, a dataset, bfloat16
+        given = np.empty((), dtype=object)
     if given.dtype == object and all(isinstance(one, str) for one in given.flat):  # as pandas has them
         given = given.astype(str)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "biuUS":
         raise InputError(
-            f"labels of shape {given.shape} and dtype {given.dtype}",
+            f"labels of shape {given.shape} and dtype {given.dtype}" if given.ndim else f"labels={labels!r:.80}",
             expected="one class for each example, integers or strings",
             remedy="Pass dataset.targets, for example; regression targets are not classes: bin them first.",
         )

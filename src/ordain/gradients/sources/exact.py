@@ -9,7 +9,9 @@ at each layer, and what their rows must add up to. A parameter whose rows do not
 from __future__ import annotations
 
 import logging
+import operator
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,9 +78,10 @@ class ExactSource:
         self._checks = SpotChecks()
         self._hooks = Hooks(model, chosen.values(), batch_dim=batch_dim, listener=self)
         self._searching = params == HEAD  # until a forward shows which layer comes last
+        self._chose_head = self._head_missed = False
         self._order_by(chosen)
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
-        self.ignore = self._hooks.ignore
+        self.ignore, self.waiting = self._hooks.ignore, self._hooks.waiting
         self.attach()
 
     def _order_by(self, chosen: Mapping[str, Tensor]) -> None:
@@ -89,7 +92,8 @@ class ExactSource:
         self.parameters = [] if self._searching else described(chosen)
         self._sizes = {offset: p.numel() for p, (offset, _) in self._offsets.items()}
         self._ends = {offset + numel for offset, numel in self._sizes.items()}
-        self._dtype = _common_dtype(chosen)
+        several = self._searching and len({p.dtype for p in chosen.values()}) > 1  # the head will have one of them
+        self._dtype = torch.float32 if several else _common_dtype(chosen)
         part = self._hooks.sharded.part
         self._others = {p for one in self._model.parameters() if (p := part(one)) not in self._offsets}  # for now
         self.like = torch.empty(0, dtype=self._dtype, device=next(iter(self._offsets)).device)
@@ -170,6 +174,17 @@ class ExactSource:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
         if self._searching and record.shapes:
             self._take_head(record, [(module, shapes) for (module, _), shapes in record.shapes.items()], record.size)
+        if not record.calls and self._chose_head and not self._head_missed:
+            self._head_missed = True
+            paths = ", ".join(repr(path) for path in self._hooks.paths.values())
+            warnings.warn(
+                OrdainWarning(
+                    f"a forward that does not call {paths}, the last linear layer of the first batch: the examples of "
+                    "such batches have gradients of zero there. Name what to order by with params=, or run forwards "
+                    "that should not count inside order.ignore()."
+                ),
+                stacklevel=2,
+            )
         alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
         try:
             for run in alone:
@@ -209,6 +224,7 @@ class ExactSource:
             divert=self._hooks.divert,
             inspected=partial(self._try_inspected, record, new=new),
             again=partial(untouched, self._model),
+            returned=[weakref.ref(tensor) for tensor in tensors_in(output)],
         )
         if record.size > 1 and (new or plan is not None):
             record.inspection.watch_nodes(plan)
@@ -217,7 +233,7 @@ class ExactSource:
     def _take_head(
         self, record: Pass, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int
     ) -> None:
-        head, self._searching = head_of(self._model, calls, size), False
+        head, self._searching, self._chose_head = head_of(self._model, calls, size), False, True
         self._order_by({self._offsets[p][1]: p for p in self._hooks.narrow(head, record)})
         count = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         paths = ", ".join(repr(path) for path in self._hooks.paths.values())
@@ -324,7 +340,9 @@ class ExactSource:
         a, b = uses[0].args[0], uses[0].grads[0]
         plain = a.ndim == b.ndim == 2 and a.dtype is b.dtype is self._dtype and len(a) == len(b) == record.size > 1
         way = self._known.layout(record, layer, 0, 0, b) if plain else None
-        if way != (0, False) or not all(p.requires_grad for p in self._offsets):
+        own = [p for p in layer._parameters.values() if p is not None]
+        same = len(own) == len(self._offsets) and all(map(operator.is_, own, self._offsets))  # not replaced since
+        if way != (0, False) or not same or not all(p.requires_grad for p in own):
             return None
         kind = WithBias if len(self._offsets) == 2 else OuterProduct
         scale = float(record.size) if self._mean else 1.0

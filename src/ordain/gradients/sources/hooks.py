@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ordain.errors import GradientError, StateError, StepError, UnsupportedModuleError
@@ -107,8 +108,7 @@ class Hooks:
         self._model = model
         self._params = dict.fromkeys(params)  # a set that keeps their order
         self._batch_dim, self._whole, self._listener = batch_dim, whole, listener
-        self._first = next(iter(self._params))
-        self._dtype, self._device = self._first.dtype, self._first.device
+        self._stand_for(next(iter(self._params)))
         self.coarse = self.twice = False
         self.read_again: dict[Tensor, str] = {}
         self._ignoring = False
@@ -125,8 +125,12 @@ class Hooks:
         self.paths = {
             module: path
             for path, module in ([("", model)] if whole else model.named_modules())
-            # A rule that watches its module may answer for submodules that are never called.
-            if any(p in self._params for p in module.parameters(recurse=whole or watch_for(module) is not None))
+            # A rule that watches its module may answer for submodules that are never called; and a layer whose weight
+            # is computed from others has those in a submodule.
+            if any(
+                p in self._params
+                for p in module.parameters(whole or bool(watch_for(module)) or is_parametrized(module))
+            )
         }
         self._watches = {} if whole else {module: watch for module in self.paths if (watch := watch_for(module))}
         self.sharded = Sharded(model, self._stand)
@@ -151,14 +155,19 @@ class Hooks:
         """Watch some modules alone from now on, before or after the forward of ``record``; returns their parameters."""
         while self._handles:
             self._handles.pop().remove()
-        self.paths = {module: path for module, path in self.paths.items() if module in modules}
-        own = {self.sharded.part(p) for module in modules for p in module.parameters(recurse=False)}
+        inside = {part for module in modules for part in module.modules()}  # of a parametrization, say
+        self.paths = {module: path for module, path in self.paths.items() if module in inside}
+        own = {self.sharded.part(p) for module in modules for p in module.parameters()}
         self._params = {p: None for p in self._params if p in own}
-        self._first = next(iter(self._params))
-        record.calls = {module: count for module, count in record.calls.items() if module in modules}
-        record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] in modules}
+        self._stand_for(next(iter(self._params)))
+        record.calls = {module: count for module, count in record.calls.items() if module in inside}
+        record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] in inside}
         self.attach()
         return list(self._params)
+
+    def _stand_for(self, p: Tensor) -> None:
+        """The dtype and device of one parameter are those of all."""
+        self._first, self._dtype, self._device = p, p.dtype, p.device
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""
@@ -439,6 +448,10 @@ class Hooks:
                     expected="an unchanged batch until order.step() returns",
                     remedy="Call order.step() before reusing the batch's buffer.",
                 )
+
+    def waiting(self) -> int:
+        """How many forwards a backward has reached since the last step()."""
+        return len(self._ready)
 
     def drop(self, size: int | None = None) -> bool:
         """Forget what waits: all of it, or the last forward's if it was of ``size`` examples. Does anything still?"""

@@ -8,8 +8,8 @@ counters of calls do not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ class Inspection:
         again: makes a context in which checkpoints may run parts of the model again, and hooks of the user's;
             ``parameters=False`` if these need not be put back, which takes a copy of them.
         alone: runs of some of the examples alone, whose graphs show where the examples lie.
+        returned: what the model has returned, if it is still there; ``retain_grad()`` may have been called on it.
         thorough: whether the sets tell every two examples apart.
         inspected: called when the gradients of all sets have been sent down.
 
@@ -63,17 +64,18 @@ class Inspection:
         divert: Callable[[Uses | None], None],
         again: Callable[..., AbstractContextManager[Any]],
         alone: Sequence[Alone] = (),
+        returned: Sequence[Callable[[], Tensor | None]] = (),
         thorough: bool = False,
         inspected: Callable[[Inspection], None] = lambda _: None,
     ) -> None:
-        self.size, self.chosen, self.thorough = size, list(chosen), thorough
+        self.size, self.chosen, self.thorough, self._batch_dim = size, list(chosen), thorough, batch_dim
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
         self.uses: list[Uses] = [{} for _ in chosen]
         self.failed = ""
         self.rows: Rows | None = None
         self.graph = graph
         self.sightings = Sightings(size, batch_dim)
-        self._params = list(graph.sinks)
+        self._params, self._returned = list(graph.sinks), returned
         self._counts, self._divert, self._inspected, self._again = counts, divert, inspected, again
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._from = -1  # the node that it is sent from
@@ -147,9 +149,13 @@ class Inspection:
         if grad is None or number in self._covered or self.failed:
             return
         edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
-        with self._again():
+        with self._again(), _put_back(self._returned):
             ways = self._ways[number, output]
-            ways = ways if len(ways) == 1 else [way for way in ways if self._agrees(edge, way, grad.detach())]
+            if len(ways) > 1:
+                agreeing = [way for way in ways if self._agrees(edge, way, grad.detach())]
+                # Of two dimensions of length B, the examples lie in the usual one unless the graph shows otherwise.
+                usual = ways[:1] if (ways[0].axis, grad.shape[ways[0].axis]) == (self._batch_dim, self.size) else []
+                ways = agreeing if len(agreeing) == 1 else usual
             if len(ways) != 1:
                 return  # outputs below this one say more
             for number in range(len(self.chosen)):
@@ -183,7 +189,7 @@ class Inspection:
         while todo:
             node, number = todo.pop()
             for (child, output), (below, _) in zip(node.next_functions, self.graph.children[number], strict=True):
-                if (below, output) in self._ways:
+                if len(self._ways.get((below, output), ())) == 1:
                     found.append((child, output, self._ways[below, output][0]))
                 elif child is not None and below not in seen:
                     todo.append((child, below))
@@ -221,6 +227,19 @@ class Inspection:
                 self.sightings.see(number, output, grad, self._sending)
 
 
+@contextmanager
+def _put_back(returned: Sequence[Callable[[], Tensor | None]]) -> Iterator[None]:
+    """What is sent is not added to the ``.grad`` of what the model has returned."""
+    retained = [(tensor, tensor.grad) for one in returned if (tensor := one()) is not None and tensor.retains_grad]
+    for tensor, _ in retained:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, grad in retained:
+            tensor.grad = grad
+
+
 def _cuts(
     graph: Graph, outputs: Sequence[Edge], size: int, batch_dim: int, alone: Sequence[Alone]
 ) -> dict[Edge, list[Layout]]:
@@ -244,9 +263,13 @@ def _cuts(
         if shorter is not None:  # the dimension that got shorter with fewer examples
             other, some = shorter.shapes[graph.nodes[node]][output], int(shorter.chosen.sum())
             ways = [way for way in ways if len(other) == len(shape) and other[way.axis] == some]
+        elif ways:  # another dimension of that length, or of several rows an example, may be theirs as well
+            ways += [way for way in possible if way not in ways and batch_dim == way.axis < ways[0].axis]
         if ways and not is_view_of_parameter(node):
-            found[edge] = ways[:1]
-            continue
+            found[edge] = ways
+            if len(ways) == 1:
+                continue
+            above = None  # what lies below decides
         if above is None and possible and not is_view_of_parameter(node):
             above = edge
         elif above is not None and graph.nodes[node] in graph.sinks.values():

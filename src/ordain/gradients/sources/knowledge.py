@@ -112,8 +112,8 @@ class Knowledge:
                 expected="a pass that is inspected",
                 remedy="The examples of this batch are set aside; the next pass is inspected.",
             )
-        if inspection.blind and grad.shape[likely.axis] == record.size:
-            return  # compiled or reentrant parts cannot be inspected: a dimension of length B it is
+        if inspection.blind and (likely.axis, grad.shape[likely.axis]) == (self._batch_dim, record.size):
+            return  # compiled or reentrant parts cannot be inspected: the usual dimension it is
         raise UnsupportedModuleError(
             f"an output of {path!r} of shape {shape} in a batch of {record.size}, whose examples cannot be told apart",
             expected="a gradient that flows through the model's outputs, and outputs with rows for each example",

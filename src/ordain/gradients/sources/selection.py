@@ -89,7 +89,7 @@ def choose(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
 
 
 def _of_linear_layers(model: nn.Module) -> dict[str, nn.Parameter]:
-    own = {p for module in model.modules() if is_linear(module) for p in module.parameters(recurse=False)}
+    own = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and p in own}
     if not chosen:
         raise InputError(
@@ -101,10 +101,8 @@ def _of_linear_layers(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether this is a linear layer with a weight to train."""
-    return rule_for(module) in (linear, transposed_linear) and any(
-        p.requires_grad for p in module.parameters(recurse=False)
-    )
+    """Whether this is a linear layer with a weight to train, which may be computed from others (weight norm)."""
+    return rule_for(module) in (linear, transposed_linear) and any(p.requires_grad for p in module.parameters())
 
 
 def calls_of(
@@ -143,7 +141,7 @@ def head_of(
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     adapted = _adapted(model)
     layers: dict[nn.Module, dict[nn.Module, Mapping[int, Sequence[int]]]] = {}
-    for module, shapes in calls:
+    for module, shapes in ((module, shapes) for module, shapes in calls if is_linear(module)):
         key = adapted.get(module, module)
         layers[key] = {**layers.pop(key, {}), module: shapes}  # it comes where its last call was
     for layer in reversed(layers.values()):
