@@ -50,7 +50,6 @@ def write_demo(
 
     Records of an earlier demo in ``out`` are removed. ``quick``: fewer and shorter vectors for herding.
     """
-    out.mkdir(parents=True, exist_ok=True)
     for name in (_TRAINING, _TOY):
         _remove(out / name)
     outcome = run(config, out / _TRAINING, report=report, command=command)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import os
 import secrets
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,21 +23,36 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ordain.errors import InputError, StateError
 
-_MOST_BYTES = 1 << 28
+_XZ_MEMORY = 1 << 28  # an .xz file states how much memory its reader needs: 64 MiB at the highest level of xz
 REMEDY = "Delete or repair the file, and run again."
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that are read from JSON
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file, decompressing ``.xz``; raises ValueError if it is too large or damaged."""
+def read_bytes(path: Path, *, most: int = 1 << 28) -> bytes:
+    """Read a file, decompressing ``.gz`` and ``.xz``; raises ValueError if it is damaged or has more bytes."""
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            content: bytes = file.read(_MOST_BYTES + 1)
-    except (EOFError, lzma.LZMAError) as error:
-        raise ValueError(f"not a complete xz file ({error})") from error
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+        content = _decompressed(path, most + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        what = "compressed file that ends too early" if isinstance(error, EOFError) else "damaged compressed file"
+        raise ValueError(f"a {what} ({error})") from error
+    if len(content) > most:
+        raise ValueError(f"more than {most:,} bytes")
     return content
+
+
+def _decompressed(path: Path, most: int) -> bytes:
+    """At most ``most`` bytes of the content."""
+    if path.suffix != ".xz":
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(most)
+    with path.open("rb") as file:  # lzma.open() has no limit on the memory that a file asks for
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        data = decompressor.decompress(file.read(most), most)
+        if len(data) < most and not decompressor.eof:
+            raise EOFError
+        if decompressor.unused_data or (decompressor.eof and file.read(1)):
+            raise lzma.LZMAError("more data after its end")
+    return data
 
 
 def validated(kind: Any, content: bytes, where: str, *, remedy: str = REMEDY) -> Any:
@@ -76,7 +93,8 @@ def read_vectors(path: Path) -> NDArray[Any]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically."""
+    """Write ``content`` to ``path`` atomically; its folder is created if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)
 

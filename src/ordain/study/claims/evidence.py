@@ -18,32 +18,29 @@ class Evidence:
     """The runs in ``folder`` by name; each is read when first used."""
 
     folder: Path
-    _views: dict[str, tuple[Run, list[View]] | None] = field(default_factory=dict)
+    _read: dict[str, tuple[Run | None, dict[str, View]]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether there is such a run."""
         return (self.folder / name / "config.json").is_file()
 
-    def _read(self, name: str) -> tuple[Run, list[View]] | None:
-        if name not in self._views:
+    def _found(self, name: str) -> tuple[Run | None, dict[str, View]]:
+        if name not in self._read:
             run = read_run(self.folder / name) if self.has(name) else None
-            self._views[name] = (run, views(run)) if run and run.arms else None
-        return self._views[name]
+            self._read[name] = (run, {view.name: view for view in views(run)}) if run and run.arms else (None, {})
+        return self._read[name]
 
     def run(self, name: str) -> Run | None:
         """The records of a training run; None if there are none."""
-        found = self._read(name)
-        return found[0] if found else None
+        return self._found(name)[0]
 
     def at_rr(self, name: str) -> View | None:
         """All arms at RR's best rate (the paper's protocol)."""
-        found = self._read(name)
-        return next((view for view in found[1] if view.name == "rr"), None) if found else None
+        return self._found(name)[1].get("rr")
 
     def tuned(self, name: str) -> View | None:
         """Each arm at its own best rate."""
-        found = self._read(name)
-        return found[1][0] if found else None
+        return next(iter(self._found(name)[1].values()), None)
 
     def entry(self, name: str, arm: str) -> Entry | None:
         """An arm at RR's best rate; None if it has no finished job there."""

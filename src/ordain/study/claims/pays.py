@@ -89,51 +89,50 @@ def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gai
     return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss, relative)
 
 
+@rc_context(FONTS)
 def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
     """GraB's speed-up in all runs, against the learning rate relative to RR's best rate."""
     best = {gain.run: gain.rate for gain in found if gain.best}
     names = [name for name in titles if name in best]
     if not names:
         return None
-    with rc_context(FONTS):
-        figure = Figure(figsize=(7.6, 3.5 + 0.2 * ((len(names) + 1) // 2)), layout="constrained")
-        both = figure.subplots(1, 2, sharey=True)
-        for axes, part in zip(both, _PARTS, strict=True):
-            _scales(axes)
-            axes.axvline(1, color="#999999", linewidth=6, alpha=0.3)
-            for place, name in enumerate(names, 1):
-                of = [gain for gain in found if (gain.run, gain.arm) == (name, "grab") and getattr(gain, part)]
-                at = [gain.rate / best[name] for gain in of]
-                look = style(place).line(1) | (_ALONE if len(at) == 1 else {})
-                axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **look)
-            axes.set_title(f"{_PARTS[part].capitalize()}: times fewer than RR")
-            axes.set_xlabel("learning rate / RR's best rate")
-            axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-            axes.xaxis.set_minor_locator(NullLocator())
-            finish(axes)
-        both[0].set_ylabel("GraB sooner above 1, RR below")
-        legend_below(figure)
+    figure = Figure(figsize=(7.6, 3.5 + 0.2 * ((len(names) + 1) // 2)), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, part in zip(both, _PARTS, strict=True):
+        _scales(axes)
+        axes.axvline(1, color="#999999", linewidth=6, alpha=0.3)
+        for place, name in enumerate(names, 1):
+            of = [gain for gain in found if (gain.run, gain.arm) == (name, "grab") and getattr(gain, part)]
+            at = [gain.rate / best[name] for gain in of]
+            look = style(place).line(1) | (_ALONE if len(at) == 1 else {})
+            axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **look)
+        axes.set(title=f"{_PARTS[part].capitalize()}: times fewer than RR", xlabel="learning rate / RR's best rate")
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        finish(axes)
+    both[0].set_ylabel("GraB sooner above 1, RR below")
+    legend_below(figure)
     return figure
 
 
+@rc_context(FONTS)
 def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | None:
     """One row per run: every seed of GraB and GraB pairs, against the learning rate."""
     names = list(dict.fromkeys(gain.run for gain in found))
     if not names:
         return None
-    with rc_context(FONTS):
-        figure = Figure(figsize=(7.6, 1.75 * len(names) + 1.1), layout="constrained")
-        grid = figure.subplots(len(names), 2, squeeze=False, sharey=True)
-        for row, name in enumerate(names):
-            of = [gain for gain in found if gain.run == name]
-            for axes, part in zip(grid[row], _PARTS, strict=True):
-                _panel(axes, of, part)
-            grid[row, 0].set_title(titles.get(name, name), fontsize=9.5)
-        grid[0, 1].set_title(f"the same in {_PARTS['seconds']}", fontsize=9.5)
-        for axes in grid[-1]:
-            axes.set_xlabel("learning rate")
-        legend_below(figure, columns=3, font=None)
-        figure.supylabel("times fewer until RR's lowest training loss at that rate", fontsize=9.5)
+    figure = Figure(figsize=(7.6, 1.75 * len(names) + 1.1), layout="constrained")
+    grid = figure.subplots(len(names), 2, squeeze=False, sharey=True)
+    for row, name in enumerate(names):
+        of = [gain for gain in found if gain.run == name]
+        for axes, part in zip(grid[row], _PARTS, strict=True):
+            _panel(axes, of, part)
+        grid[row, 0].set_title(titles.get(name, name), fontsize=9.5)
+    grid[0, 1].set_title(f"the same in {_PARTS['seconds']}", fontsize=9.5)
+    for axes in grid[-1]:
+        axes.set_xlabel("learning rate")
+    legend_below(figure, columns=3, font=None)
+    figure.supylabel("times fewer until RR's lowest training loss at that rate", fontsize=9.5)
     return figure
 
 

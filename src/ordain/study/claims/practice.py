@@ -219,6 +219,7 @@ def _p(comparison: Comparison | None) -> str:
     return p_text(comparison.p if comparison.holm is None else comparison.holm)
 
 
+@rc_context(FONTS)
 def pays_by_time(found: Sequence[Point]) -> Figure | None:
     """Test loss and test accuracy against processor time, one row for each setting.
 
@@ -229,37 +230,36 @@ def pays_by_time(found: Sequence[Point]) -> Figure | None:
     if not settings:
         return None
     arms = list(dict.fromkeys(point.arm for point in found if point.arm != BASELINE))
-    with rc_context(FONTS):
-        figure = Figure(figsize=(7.6, 2.3 * len(settings) + 0.8), layout="constrained")
-        grid = figure.subplots(len(settings), 2, squeeze=False)
-        for row, setting in zip(grid, settings, strict=True):
-            for axes, measure in zip(row, _JUDGED, strict=True):
-                own = [point for point in found if point.setting == setting]
-                table = pd.DataFrame({number: point.values[measure] for number, point in enumerate(own)}).dropna()
-                table = table.sub(table.mean(axis=1), axis=0) + table.to_numpy().mean()
-                for arm in (BASELINE, *arms):
-                    mine = sorted((point.seconds, number) for number, point in enumerate(own) if point.arm == arm)
-                    if not mine:
-                        continue
-                    look = style(0 if arm == BASELINE else 1 + arms.index(arm))
-                    numbers = [number for _, number in mine]
-                    axes.errorbar(
-                        [seconds / 60 for seconds, _ in mine],
-                        table[numbers].mean(),
-                        yerr=table[numbers].std(),
-                        capsize=2,
-                        label=own[numbers[0]].label,
-                        **look.line(1),
-                    )
-                low, high = axes.get_ylim()
-                middle = (low + high) / 2
-                half = max((high - low) / 2, _LEAST_RANGE * abs(middle) / 2)
-                axes.set_ylim(middle - half, middle + half)
-                axes.ticklabel_format(useOffset=False)
-                axes.set_ylabel(_MEASURES[measure])
-                finish(axes)
-            row[0].set_title(next(point.title for point in found if point.setting == setting))
-        for axes in grid[-1]:
-            axes.set_xlabel("minutes of processor time")
-        legend_below(figure)
+    figure = Figure(figsize=(7.6, 2.3 * len(settings) + 0.8), layout="constrained")
+    grid = figure.subplots(len(settings), 2, squeeze=False)
+    for row, setting in zip(grid, settings, strict=True):
+        for axes, measure in zip(row, _JUDGED, strict=True):
+            own = [point for point in found if point.setting == setting]
+            table = pd.DataFrame({number: point.values[measure] for number, point in enumerate(own)}).dropna()
+            table = table.sub(table.mean(axis=1), axis=0) + table.to_numpy().mean()
+            for arm in (BASELINE, *arms):
+                mine = sorted((point.seconds, number) for number, point in enumerate(own) if point.arm == arm)
+                if not mine:
+                    continue
+                look = style(0 if arm == BASELINE else 1 + arms.index(arm))
+                numbers = [number for _, number in mine]
+                axes.errorbar(
+                    [seconds / 60 for seconds, _ in mine],
+                    table[numbers].mean(),
+                    yerr=table[numbers].std(),
+                    capsize=2,
+                    label=own[numbers[0]].label,
+                    **look.line(1),
+                )
+            low, high = axes.get_ylim()
+            middle = (low + high) / 2
+            half = max((high - low) / 2, _LEAST_RANGE * abs(middle) / 2)
+            axes.set_ylim(middle - half, middle + half)
+            axes.ticklabel_format(useOffset=False)
+            axes.set_ylabel(_MEASURES[measure])
+            finish(axes)
+        row[0].set_title(next(point.title for point in found if point.setting == setting))
+    for axes in grid[-1]:
+        axes.set_xlabel("minutes of processor time")
+    legend_below(figure)
     return figure

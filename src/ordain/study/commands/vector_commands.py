@@ -125,7 +125,6 @@ def simulate_ranks(
         if plot:
             from ordain.study.style import png, svg
 
-            plot.mkdir(parents=True, exist_ok=True)
             for name, figure in study.figures(out).items():
                 write_bytes(plot / f"{name}.png", png(figure))
                 write_bytes(plot / f"{name}.svg", svg(figure))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import lzma
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,9 @@ import platformdirs
 from numpy.typing import NDArray
 
 from ordain.errors import InputError
+from ordain.study.files import read_bytes
 
 _SUFFIXES = ("", ".gz", ".xz")
-_XZ_MEMORY = 1 << 28  # an .xz file states how much memory its reader needs: 64 MiB at the highest level of xz
 _SHOWN, _REASON = 40, 80  # characters in messages
 _verified: set[tuple[str, int, int, str]] = set()  # (path, bytes, mtime, digest) of this process
 
@@ -169,32 +166,15 @@ class FoundFiles:
         remedy = f"Remove it and {self.dataset.remedy}"
         if self.verify:
             remedy += ". A subset of your own is read with --no-verify (verify=False)."
-        content = FileContent(b"", self.paths[key], remedy, file.rows if self.verify else None)
+        path, expected = self.paths[key], f"a whole file of at most {file.limit:,} bytes"
         try:
-            content = replace(content, data=_decompress(content.path, file.limit + 1))
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-            what = "compressed file that ends too early" if isinstance(error, EOFError) else "damaged compressed file"
-            raise content.wrong(f"a {what} ({reason(error)})", expected="a whole file") from None
-        if len(content.data) > file.limit:
-            raise content.wrong(f"more than {file.limit:,} bytes", expected=f"at most {file.limit:,}")
+            data = read_bytes(path, most=file.limit)
+        except ValueError as error:
+            raise InputError(f"{path}: {error}", expected=expected, remedy=remedy) from None
+        content = FileContent(data, path, remedy, file.rows if self.verify else None)
         if self.verify:
             _check_digest(content, file)
         return content
-
-
-def _decompress(path: Path, most: int) -> bytes:
-    """At most ``most`` bytes of the content."""
-    if path.suffix != ".xz":
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(most)
-    with path.open("rb") as file:  # lzma.open() has no limit on the memory that a file asks for
-        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-        data = decompressor.decompress(file.read(most), most)
-        if len(data) < most and not decompressor.eof:
-            raise EOFError
-        if decompressor.unused_data or (decompressor.eof and file.read(1)):
-            raise lzma.LZMAError("more data after its end")
-    return data
 
 
 def _check_digest(content: FileContent, file: File) -> None:

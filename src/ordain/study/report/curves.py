@@ -41,20 +41,19 @@ def styles(run: Run) -> dict[str, Style]:
     return {BASELINE: style(0)} | {name: style(position) for position, name in enumerate(others, 1)}
 
 
+@rc_context(FONTS)
 def curve_figure(
     view: View, looks: Mapping[str, Style], metric: Metric, *, title: str, seconds: bool = False
 ) -> Figure | None:
     """One line per arm, starting after the first epoch; None if nothing was recorded."""
-    with rc_context(FONTS):
-        figure = Figure(layout="constrained")
-        axes = figure.subplots()
-        drawn = draw_curves(axes, view, looks, metric, seconds=seconds)
-        if not drawn:
-            return None
-        figure.set_size_inches(WIDTH, _height(drawn))
-        axes.set_title(title)
-        axes.set_ylabel(metric.title)
-        legend_below(figure)
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    drawn = draw_curves(axes, view, looks, metric, seconds=seconds)
+    if not drawn:
+        return None
+    figure.set_size_inches(WIDTH, _height(drawn))
+    axes.set(title=title, ylabel=metric.title)
+    legend_below(figure)
     return figure
 
 
@@ -83,55 +82,55 @@ def draw_curves(axes: Axes, view: View, looks: Mapping[str, Style], metric: Metr
     return len(series)
 
 
+@rc_context(FONTS)
 def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metric = TRAIN) -> Figure | None:
     """Final loss of each arm at every rate, with a ring around the chosen rate; None if there is only one rate."""
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
     if len(rates) < 2:
         return None
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, _height(len(run.arms))), layout="constrained")
-        axes = figure.subplots()
-        means = []
-        step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
-        for place, (name, arm) in enumerate(run.arms.items()):
-            look = looks[name]
-            # Offset the arms, so that points at the same rate do not overlap.
-            aside = step ** (place - (len(run.arms) - 1) / 2)
-            jobs = select(run.jobs, name)
-            for rate in jobs[jobs.state == "diverged"].index.get_level_values("lr"):
-                mark: dict[str, Any] = {"color": look.color, "transform": axes.get_xaxis_transform(), "markersize": 6}
-                axes.plot(rate * aside, 0.98 - 0.035 * (place % 12), "x", **mark)
-            ends = jobs[jobs.state == DONE][metric.column].dropna().groupby("lr")
-            mean, error = ends.mean(), ends.std().fillna(0.0)
-            if mean.empty:
-                continue
-            means.append(mean)
-            axes.errorbar(mean.index * aside, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
-            chosen_rate = chosen.entries[name].rate
-            if chosen_rate in mean:
-                ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": look.color}
-                axes.plot(chosen_rate * aside, mean[chosen_rate], "o", linestyle="none", **ring)
-        if not means:
-            return None
-        axes.set_xscale("log")
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axes.xaxis.set_minor_locator(NullLocator())
-        _log_if_wide(axes, means)
-        axes.set_title(f"Final {metric.title} at each rate")
-        axes.set_ylabel(f"{metric.title} after the last epoch")
-        axes.set_xlabel("learning rate (ring: selected; x: a seed diverged)")
-        finish(axes)
-        legend_below(figure)
+    figure = Figure(figsize=(WIDTH, _height(len(run.arms))), layout="constrained")
+    axes = figure.subplots()
+    means = []
+    step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
+    for place, (name, arm) in enumerate(run.arms.items()):
+        look = looks[name]
+        # Offset the arms, so that points at the same rate do not overlap.
+        aside = step ** (place - (len(run.arms) - 1) / 2)
+        jobs = select(run.jobs, name)
+        for rate in jobs[jobs.state == "diverged"].index.get_level_values("lr"):
+            mark: dict[str, Any] = {"color": look.color, "transform": axes.get_xaxis_transform(), "markersize": 6}
+            axes.plot(rate * aside, 0.98 - 0.035 * (place % 12), "x", **mark)
+        ends = jobs[jobs.state == DONE][metric.column].dropna().groupby("lr")
+        mean, error = ends.mean(), ends.std().fillna(0.0)
+        if mean.empty:
+            continue
+        means.append(mean)
+        axes.errorbar(mean.index * aside, mean, yerr=error, label=plain(arm.label), capsize=2, **look.line(1))
+        chosen_rate = chosen.entries[name].rate
+        if chosen_rate in mean:
+            ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": look.color}
+            axes.plot(chosen_rate * aside, mean[chosen_rate], "o", linestyle="none", **ring)
+    if not means:
+        return None
+    axes.set_xscale("log")
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.xaxis.set_minor_locator(NullLocator())
+    _log_if_wide(axes, means)
+    axes.set(title=f"Final {metric.title} at each rate", ylabel=f"{metric.title} after the last epoch")
+    axes.set_xlabel("learning rate (ring: selected; x: a seed diverged)")
+    finish(axes)
+    legend_below(figure)
     return figure
 
 
 def legend_below(figure: Figure, *, columns: int = 2, font: float | None = 9) -> None:
     """Put one legend for all axes below the figure, in two columns, to fit narrow screens."""
-    found: list[tuple[Artist, str]] = []
+    found: dict[str, Artist] = {}
     for axes in figure.axes:
-        before = {label for _, label in found}
-        found += [pair for pair in zip(*axes.get_legend_handles_labels(), strict=True) if pair[1] not in before]
-    figure.legend(*zip(*found, strict=True), loc="outside lower center", ncols=columns, fontsize=font, **LEGEND)
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, line)
+    lines, labels = list(found.values()), list(found)
+    figure.legend(lines, labels, loc="outside lower center", ncols=columns, fontsize=font, **LEGEND)
 
 
 def _height(arms: int) -> float:

@@ -44,6 +44,7 @@ def ranks_section(view: View) -> Section | None:
     return Section("Ranks", _NOTE, [draw(f"{view.name}-ranks", text, figure)])
 
 
+@rc_context(FONTS)
 def _figure(view: View) -> Figure | None:
     """One panel per order; a single process is a broad pale line, so that lines on top of it stay visible."""
     shown = _shown(view)
@@ -58,19 +59,17 @@ def _figure(view: View) -> Figure | None:
     for place, kind in enumerate(kinds):  # later lines are thinner and dashed, so that earlier ones stay visible
         dashes, width = DASHES[(place - 1) % len(DASHES)], max(1.2, 3.6 - 0.8 * place)
         looks[kind] = _ALONE if kind[0] == 1 else replace(style(place + 1), linestyle=dashes, linewidth=width)
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, 0.6 + 2.1 * len(panels)), layout="constrained")
-        rows = figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0]
-        for axes, (base, entries) in zip(rows, panels.items(), strict=True):
-            drawn = {name: looks[_kind(entry.arm)] for name, entry in entries.items()}
-            draw_curves(axes, replace(view, entries=entries), drawn, TRAIN)
-            axes.set_title(plain(shown[base].arm.label if base in shown else base))
-            axes.set_ylabel(TRAIN.title)
-            axes.label_outer()
-        figure.align_ylabels()
-        found = {label: line for axes in rows for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        labels = [_words(*kind) for kind in kinds]
-        figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=3, **LEGEND)
+    figure = Figure(figsize=(WIDTH, 0.6 + 2.1 * len(panels)), layout="constrained")
+    rows = figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0]
+    for axes, (base, entries) in zip(rows, panels.items(), strict=True):
+        drawn = {name: looks[_kind(entry.arm)] for name, entry in entries.items()}
+        draw_curves(axes, replace(view, entries=entries), drawn, TRAIN)
+        axes.set(title=plain(shown[base].arm.label if base in shown else base), ylabel=TRAIN.title)
+        axes.label_outer()
+    figure.align_ylabels()
+    found = {label: line for axes in rows for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = [_words(*kind) for kind in kinds]
+    figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=3, **LEGEND)
     return figure
 
 

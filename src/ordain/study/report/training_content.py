@@ -197,14 +197,12 @@ def write_reports(folder: Path, out: Path | None = None) -> dict[Path, str]:
         title = content.title if content.title.startswith(run.name) else f"{run.name}: {content.title}"
         said = {"facts": content.facts, "tellings": content.tellings, "figure": figure}
         parts.append(nothing | {"title": title, "link": f"{quote(run.name)}/index.html"} | said)
-    out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / "index.html", render("overview.html", parts=parts))
     return failures
 
 
 def write_content(content: Content, out: Path) -> None:
     """Write the HTML page, the figures and the Markdown report."""
-    out.mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
         write_bytes(out / f"{figure.name}.png", figure.png)
         write_bytes(out / f"{figure.name}.svg", figure.svg)

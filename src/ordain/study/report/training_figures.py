@@ -69,52 +69,50 @@ _HATCHES = ("", "///", "...", "xx", "\\\\\\")  # distinguishable without colour
 _FAINT = "#666666"
 
 
+@rc_context(FONTS)
 def difference_figure(view: View, metric: Metric, looks: Mapping[str, Style]) -> Figure | None:
     """Difference of the final value from RR's: each seed, the mean, and its 99 % confidence interval."""
     compared = {name: found for name, found in view.comparisons(metric).items() if found.difference is not None}
     if not compared:
         return None
-    with rc_context(FONTS):
-        figure, axes = _one_line_each([view.entries[name].arm.label for name in compared])
-        axes.axvline(0, color="black", linewidth=1.6)
-        for place, (name, found) in enumerate(compared.items()):
-            baseline, look = view.baseline(name) or view.entries[name], looks[name]
-            ours, theirs = (entry.final(metric)[list(found.seeds)] for entry in (view.entries[name], baseline))
-            each = metric.scale * (ours - theirs)
-            axes.plot(each, [place] * len(each), look.marker, color=look.color, alpha=0.45, markersize=5)
-            if found.interval:
-                low, high = (metric.scale * end for end in found.interval)
-                axes.plot([low, high], [place] * 2, color=look.color, linewidth=2.4, solid_capstyle="butt")
-            axes.plot(each.mean(), place, "|", color=look.color, markersize=15, markeredgewidth=2.6)
-            said = verdict(found, lower_is_better=metric.lower_is_better).partition(" (")[0]
-            axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, color=_FAINT)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_title(f"Final {metric.title}, minus RR's")
-        better = "left" if metric.lower_is_better else "right"
-        axes.set_xlabel(f"{better} is better; bars: mean and 99 % interval")
+    figure, axes = _one_line_each([view.entries[name].arm.label for name in compared])
+    axes.axvline(0, color="black", linewidth=1.6)
+    for place, (name, found) in enumerate(compared.items()):
+        baseline, look = view.baseline(name) or view.entries[name], looks[name]
+        ours, theirs = (entry.final(metric)[list(found.seeds)] for entry in (view.entries[name], baseline))
+        each = metric.scale * (ours - theirs)
+        axes.plot(each, [place] * len(each), look.marker, color=look.color, alpha=0.45, markersize=5)
+        if found.interval:
+            low, high = (metric.scale * end for end in found.interval)
+            axes.plot([low, high], [place] * 2, color=look.color, linewidth=2.4, solid_capstyle="butt")
+        axes.plot(each.mean(), place, "|", color=look.color, markersize=15, markeredgewidth=2.6)
+        said = verdict(found, lower_is_better=metric.lower_is_better).partition(" (")[0]
+        axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, color=_FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    better = "left" if metric.lower_is_better else "right"
+    axes.set(title=f"Final {metric.title}, minus RR's", xlabel=f"{better} is better; bars: mean and 99 % interval")
     return figure
 
 
+@rc_context(FONTS)
 def time_figure(view: View) -> Figure | None:
     """Time per epoch by part of the step: median over seeds, mean over epochs."""
     shown = [entry for entry in view.shown.values() if entry.jobs.epoch.iloc[0] > 0]
     if not shown:
         return None
-    with rc_context(FONTS):
-        figure, axes = _one_line_each([entry.arm.label for entry in shown], more=0.5)
-        left = np.zeros(len(shown))
-        look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6, "height": 0.68}
-        for part, colour, hatch in zip(PARTS, COLOURS, _HATCHES, strict=False):
-            width = np.array([by_epoch(entry, part).median(axis=1).mean() for entry in shown])
-            axes.barh(range(len(shown)), width, left=left, label=part, color=colour, hatch=hatch, **look)
-            left += width
-        axes.set_xlim(0, 1.16 * float(left.max()) or 1.0)
-        for place, total in enumerate(left):
-            axes.text(total, place, f" {seconds_text(float(total))}", va="center", fontsize=8, color=_FAINT)
-        axes.set_title("Time per epoch")
-        axes.set_xlabel("seconds of training, without evaluation")
-        axes.grid(visible=False, axis="y")
-        figure.legend(loc="outside lower center", ncols=5, fontsize=9, **(LEGEND | {"handlelength": 1.4}))
+    figure, axes = _one_line_each([entry.arm.label for entry in shown], more=0.5)
+    left = np.zeros(len(shown))
+    look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6, "height": 0.68}
+    for part, colour, hatch in zip(PARTS, COLOURS, _HATCHES, strict=False):
+        width = np.array([by_epoch(entry, part).median(axis=1).mean() for entry in shown])
+        axes.barh(range(len(shown)), width, left=left, label=part, color=colour, hatch=hatch, **look)
+        left += width
+    axes.set_xlim(0, 1.16 * float(left.max()) or 1.0)
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {seconds_text(float(total))}", va="center", fontsize=8, color=_FAINT)
+    axes.set(title="Time per epoch", xlabel="seconds of training, without evaluation")
+    axes.grid(visible=False, axis="y")
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9, **(LEGEND | {"handlelength": 1.4}))
     return figure
 
 
@@ -138,6 +136,7 @@ def goal_figure(table: Sequence[Row], looks: Mapping[str, Style]) -> Figure | No
     return _panels(table, looks, [epochs, time], missing="not reached")
 
 
+@rc_context(FONTS)
 def _panels(
     table: Sequence[Row], looks: Mapping[str, Style], panels: Sequence[_Panel], *, missing: str
 ) -> Figure | None:
@@ -145,23 +144,22 @@ def _panels(
     panels = [panel for panel in panels if any(panel[1](row) is not None for row in shown)]
     if not panels:
         return None
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
-        both: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (title, get, text) in zip(both, panels, strict=True):
-            values = [get(row) for row in shown]
-            for place, (row, value) in enumerate(zip(shown, values, strict=True)):
-                axes.barh(place, value or 0.0, color=looks[row.name].color, height=0.62)
-                said = missing if value is None else text(value)
-                axes.text(value or 0.0, place, f" {said}", va="center", fontsize=8, color=_FAINT)
-            axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
-            axes.set_title(title)
-            axes.xaxis.set_major_locator(MaxNLocator(3))
-            axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar is labelled
-            finish(axes)
-            axes.set_axisbelow(True)
-            axes.grid(visible=False, axis="y")
-        _name_lines(both[0], [row.label for row in shown])
+    figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
+    both: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, get, text) in zip(both, panels, strict=True):
+        values = [get(row) for row in shown]
+        for place, (row, value) in enumerate(zip(shown, values, strict=True)):
+            axes.barh(place, value or 0.0, color=looks[row.name].color, height=0.62)
+            said = missing if value is None else text(value)
+            axes.text(value or 0.0, place, f" {said}", va="center", fontsize=8, color=_FAINT)
+        axes.set_xlim(0, 1.45 * max((value for value in values if value), default=1.0))
+        axes.set_title(title)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.tick_params(axis="x", labelbottom=False, length=0)  # each bar is labelled
+        finish(axes)
+        axes.set_axisbelow(True)
+        axes.grid(visible=False, axis="y")
+    _name_lines(both[0], [row.label for row in shown])
     return figure
 
 

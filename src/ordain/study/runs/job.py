@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -58,6 +58,20 @@ class Job:
     def source(self) -> Job:
         """The GraB job whose last order a ``"retrain"`` job uses."""
         return Job(SOURCE, self.lr, self.seed)
+
+
+class Message(NamedTuple):
+    """A message from a job; sent after what it tells is on disk."""
+
+    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]  # what happened
+    job: Job  # which job
+    epoch: int = 0  # for "epoch" and "checkpoint"
+    loss: float | None = None  # on the training set, for "epoch"; None if it is not finite
+    state: str = ""  # for "finished"
+    trace: str = ""  # for "failed"
+
+
+Hear = Callable[[Message], None]
 
 
 def job_of(path: Path) -> Job:
@@ -134,16 +148,13 @@ class Checkpoints:
         if not self._path.exists():
             return None
         try:
-            state = torch.load(self._path, weights_only=True)
+            state: dict[str, Any] = torch.load(self._path, weights_only=True)
+            if state.keys() != _KEYS or not state["lines"] == state["epoch"] + 2 >= 3:  # a start line, epochs 0 and 1
+                raise DamagedCheckpointError
         except (OSError, MemoryError):  # a problem of the machine, not of the file
             raise
         except Exception as error:  # torch raises many kinds of errors for damaged files
             raise DamagedCheckpointError from error
-        if not isinstance(state, dict) or state.keys() != _KEYS:
-            raise DamagedCheckpointError
-        epoch, lines = state["epoch"], state["lines"]  # saved after the start line and epochs 0 to epoch
-        if not isinstance(epoch, int) or epoch < 1 or not isinstance(lines, int) or lines != epoch + 2:
-            raise DamagedCheckpointError
         return state
 
     def save(self, state: Callable[[], dict[str, Any]]) -> bool:
@@ -170,7 +181,6 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
         digest.update(name.encode())
         digest.update(tensor.contiguous().numpy().tobytes())
     path = out / "seeds" / f"seed-{seed}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     mine = {"weights": digest.hexdigest()}
     if path.exists():
         if validated(dict[str, Any], path.read_bytes(), str(path)) != mine:

@@ -172,13 +172,7 @@ def _whole(content: bytes) -> bytes:
 
 
 def _files(folder: Path) -> list[Path]:
-    records = folder / "records"
-    found = sorted(records.glob("*/lr-*/seed-*.jsonl"))
-    return [
-        path
-        for path in found
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(records).parts)
-    ]
+    return sorted(path for path in (folder / "records").glob("[!.]*/lr-*/seed-*.jsonl") if path.is_file())
 
 
 def pack(folder: Path) -> Path:
@@ -206,9 +200,7 @@ def unpack(folder: Path) -> None:
     else:
         lines = iter(content.splitlines(keepends=True))
         for record in list(read_records(folder)):
-            path = record.job.record(folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, b"".join(next(lines) for _ in range(record.lines)))
+            write_bytes(record.job.record(folder), b"".join(next(lines) for _ in range(record.lines)))
     packed.unlink()
 
 
@@ -221,9 +213,8 @@ def _unpacked(folder: Path) -> bytes:
     try:
         return read_bytes(folder / PACKED)
     except ValueError as error:
-        raise InputError(
-            f"{folder / PACKED}: {error}", expected="what `ordain pack` wrote", remedy="Restore the file."
-        ) from error
+        came = f"{folder / PACKED}: not a complete xz file ({error})"
+        raise InputError(came, expected="what `ordain pack` wrote", remedy="Restore the file.") from error
 
 
 _SCALARS = ("train_loss", "valid_loss", "valid_accuracy", "test_loss", "test_accuracy", "herding", "stale_fresh")
@@ -234,11 +225,8 @@ def check_installed() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            "--tensorboard without TensorBoard",
-            expected="the package tensorboard",
-            remedy="Install it: pip install tensorboard.",
-        ) from error
+        came, remedy = "--tensorboard without TensorBoard", "Install it: pip install tensorboard."
+        raise InputError(came, expected="the package tensorboard", remedy=remedy) from error
 
 
 class RecordWriter:
@@ -250,9 +238,8 @@ class RecordWriter:
     def __init__(self, path: Path, *, keep: int = 0, board: Path | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.read_bytes().splitlines(keepends=True)[:keep] if keep else []
-        self._file = path.open("r+b" if keep else "wb")
+        self._file = path.open("ab")
         self._file.truncate(sum(len(line) for line in kept))
-        self._file.seek(0, os.SEEK_END)
         self.lines = len(kept)
         self._board: Any = None
         if board:

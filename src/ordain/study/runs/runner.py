@@ -13,10 +13,10 @@ from ordain.study.data import data_dir
 from ordain.study.files import only_one, write_bytes
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged
-from ordain.study.runs.job import TUNING_SEEDS, Job, best_rate, stages
+from ordain.study.runs.job import TUNING_SEEDS, Job, Message, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, check_installed, read_record, unpack
 from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, provenance, read_config
-from ordain.study.runs.team import Message, do_here, do_in_processes
+from ordain.study.runs.team import do_here, do_in_processes
 from ordain.study.runs.train_job import Setting
 from ordain.study.tasks import TASKS
 

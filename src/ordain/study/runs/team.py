@@ -13,72 +13,61 @@ import tempfile
 import threading
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from ordain.study.runs.arms import RETRAIN, Arm, build_order, parse
-from ordain.study.runs.job import Job
+from ordain.study.runs.job import Hear, Job, Message
 from ordain.study.runs.loop import epoch_of_steps, make_optimizer
 from ordain.study.runs.multi_rank import ALONE, Ranks, joined
-from ordain.study.runs.train_job import Setting, Tell, train
+from ordain.study.runs.train_job import Setting, train
 from ordain.study.tasks import LoadedTask
 
 _CONSEQUENCES = ("RanksError", "DistBackendError", "Connection closed", "gloo")  # of another rank's failure
 _GRACE = 5.0  # seconds to wait for messages of other ranks after a failure
 
 
-@dataclass(frozen=True)
-class Message:
-    """A message from a job."""
-
-    kind: Literal["begun", "restarted", "epoch", "checkpoint", "finished", "failed"]  # what happened
-    job: Job  # which job
-    epoch: int = 0  # for "epoch" and "checkpoint"
-    loss: float | None = None  # on the training set, for "epoch"; None if it is not finite
-    state: str = ""  # for "finished"
-    trace: str = ""  # for "failed"
-
-
-Hear = Callable[[Message], None]
-
-
+@dataclass
 class Worker:
-    """Runs jobs on one problem, as one of ``ranks``."""
+    """Runs jobs on one problem, which is loaded for the first of them, as one of ``ranks``."""
 
-    def __init__(self, setting: Setting, problem: LoadedTask, ranks: Ranks = ALONE) -> None:
-        self._setting, self._problem, self._ranks = setting, problem, ranks
-        self._warm: set[tuple[str, int, str]] = set()
+    setting: Setting
+    problem: LoadedTask | None = None
+    ranks: Ranks = ALONE
+    warm: set[tuple[str, int, str]] = field(default_factory=set)  # kinds of arms whose code is compiled
 
-    def do(self, job: Job, tell: Tell) -> str:
+    def do(self, job: Job, tell: Hear) -> str:
         """Run one job and return its state."""
-        self._warm_up(parse(job.arm, group=self._setting.config.group))
-        return train(self._problem, self._setting, job, tell=tell, ranks=self._ranks)
+        if self.problem is None:
+            self.problem = self.setting.load()
+            gc.freeze()  # the collection before each job then skips imported modules
+        self._warm_up(self.problem, parse(job.arm, group=self.setting.config.group))
+        return train(self.problem, self.setting, job, tell=tell, ranks=self.ranks)
 
-    def _warm_up(self, arm: Arm) -> None:
+    def _warm_up(self, problem: LoadedTask, arm: Arm) -> None:
         """Trigger just-in-time compilation, so that it does not count as training time; once for each kind of arm."""
         kind = arm.order, arm.group, arm.mode
-        if arm.name == RETRAIN or kind in self._warm:
+        if arm.name == RETRAIN or kind in self.warm:
             return
-        config, problem = self._setting.config, self._problem
+        config = self.setting.config
         few = min(len(problem.train_x), 2 * config.batch_size + 1)
         problem = replace(problem, train_x=problem.train_x[:few], train_y=problem.train_y[:few])
-        config = replace(config, batch_size=config.batch_size // self._ranks.size)
+        config = replace(config, batch_size=config.batch_size // self.ranks.size)
         model = problem.build(0).train()
-        parallel = self._ranks.parallel(problem, model, config.batch_size)
+        parallel = self.ranks.parallel(problem, model, config.batch_size)
         order = build_order(arm, model, few, seed=0, memory_limit=2**40, labels=problem.labels)
         optimizer = make_optimizer(model, config, lr=0.0)
         for _ in range(2):
             epoch_of_steps(problem, config, parallel, optimizer, order, defaultdict(float))
         order.detach()
-        self._warm.add(kind)
+        self.warm.add(kind)
 
 
 @contextmanager
@@ -94,21 +83,11 @@ def limited_threads(count: int) -> Iterator[None]:
 
 
 def do(worker: Worker, job: Job, hear: Hear) -> None:
-    """Run one job and report its failure as a message; exceptions in ``hear`` propagate."""
-    heard = True
-
-    def tell(kind: Any, epoch: int, loss: float | None) -> None:
-        nonlocal heard
-        heard = False
-        hear(Message(kind, job, epoch, loss))
-        heard = True
-
+    """Run one job and report its failure as a message. If ``hear`` itself fails, that message fails as well."""
     hear(Message("begun", job))
     try:
-        state = worker.do(job, tell)
+        state = worker.do(job, hear)
     except Exception:
-        if not heard:
-            raise
         hear(Message("failed", job, trace=traceback.format_exc()))
     else:
         hear(Message("finished", job, state=state))
@@ -204,7 +183,7 @@ def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
     """Main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    worker: Worker | None = None
+    worker = Worker(setting, ranks=ranks)
 
     def tell(message: Message) -> None:  # rank 0 speaks for all, the others only of failures: they end a job together
         if not ranks.rank or message.kind == "failed":
@@ -212,13 +191,6 @@ def _serve(connection: Connection, setting: Setting, ranks: Ranks) -> None:
 
     with limited_threads(setting.config.threads), joined(ranks):
         while (job := connection.recv()) is not None:
-            if worker is None:
-                try:
-                    worker = Worker(setting, setting.load(), ranks)
-                except Exception:
-                    tell(Message("failed", job, trace=traceback.format_exc()))
-                    return
-                gc.freeze()  # the collection before each job then skips imported modules
             do(worker, job, tell)
 
 

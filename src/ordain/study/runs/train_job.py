@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +21,21 @@ from ordain.herding import herding_objective
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
 from ordain.study.runs.config import RunConfig
-from ordain.study.runs.job import Checkpoints, DamagedCheckpointError, Job, check_seed, keep_order, kept_order
+from ordain.study.runs.job import (
+    Checkpoints,
+    DamagedCheckpointError,
+    Hear,
+    Job,
+    Message,
+    check_seed,
+    keep_order,
+    kept_order,
+)
 from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer, make_plateau
 from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.record_lines import PARTS, RecordWriter, read_record
 from ordain.study.tasks import TASKS, LoadedTask
 
-# ("epoch" or "checkpoint", epoch, train loss), after it is on disk; ("restarted", 0, None) without its checkpoint
-Tell = Callable[[str, int, float | None], None]
 _AVERAGE = 0.999  # the decay of averaged weights, per step
 
 
@@ -50,7 +56,7 @@ class Setting:
         return TASKS[config.task].load(self.folder, config.limit, weights=config.weights, verify=self.verify)
 
 
-def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks: Ranks = ALONE) -> str:
+def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Hear, ranks: Ranks = ALONE) -> str:
     """Run ``job`` to its end and return its state: ``"done"``, ``"diverged"`` or ``"refused"``.
 
     An unfinished job resumes from its checkpoint, and later lines of its record are rewritten. If the checkpoint is
@@ -72,7 +78,7 @@ def train(problem: LoadedTask, setting: Setting, job: Job, *, tell: Tell, ranks:
         return task.lead(saved)
     except DamagedCheckpointError:
         checkpoints.remove()
-        tell("restarted", 0, None)
+        tell(Message("restarted", job))
         return task.lead(None)
 
 
@@ -86,7 +92,7 @@ class _Task:
     arm: Arm
     ranks: Ranks
     checkpoints: Checkpoints
-    tell: Tell
+    tell: Hear
     memory: probe.Memory = field(default_factory=probe.Memory.begin)
 
     def lead(self, saved: dict[str, Any] | None) -> str:
@@ -253,7 +259,7 @@ class _Training:
         task = self.task
         orders = task.ranks.every(self.order.state_dict()) if task.arm.mode == "independent" else None
         if writer is not None and task.checkpoints.save(lambda: self._state(writer.lines, orders)):
-            task.tell("checkpoint", self.epoch, None)
+            task.tell(Message("checkpoint", task.job, self.epoch))
 
     def _state(self, lines: int, orders: list[dict[str, Any]] | None) -> dict[str, Any]:
         parts = {name: part.state_dict() if part is not None else None for name, part in self._parts().items()}
@@ -284,7 +290,7 @@ class _Training:
         seconds["evaluation"] += perf_counter() - start
         steps = -(-len(problem.train_x) // task.setting.config.batch_size)
         sent, self.sent = self.order.sent_bytes - self.sent, self.order.sent_bytes
-        line = {
+        line: dict[str, Any] = {
             "kind": "epoch",
             "epoch": self.epoch,
             "train_loss": _finite(train.loss),
@@ -302,7 +308,7 @@ class _Training:
             "sent_bytes": round(sent / steps),
         }
         writer.write(line)
-        task.tell("epoch", self.epoch, _finite(train.loss))
+        task.tell(Message("epoch", task.job, self.epoch, line["train_loss"]))
         return finite, valid.loss
 
     def _probe(self) -> tuple[float | None, float | None]:
