@@ -61,9 +61,9 @@ def outcomes(folder: Path) -> Iterator[Outcome]:
                 continue
             ours, theirs = (final_values(entry, config.decay)["train"] for entry in entries)
             found = compare(ours, theirs)
-            if found.difference is not None:
-                relative = found.difference / theirs[list(found.seeds)].mean()
-                yield Outcome(path.name, replace(config, rates=(rate,)), entries[0].arm.label, relative, found.p)
+            if found.relative is not None:
+                label = entries[0].arm.label
+                yield Outcome(path.name, replace(config, rates=(rate,)), label, found.relative, found.p)
 
 
 def pilots(folder: Path) -> dict[str, Pilot]:

@@ -6,7 +6,6 @@ A heuristic: what it got right and wrong is in the results.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,9 @@ from time import process_time
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from ordain.errors import OrdainError, OrdainWarning
 from ordain.study.runs.arms import BASELINE, build_order, parse
 from ordain.study.runs.config import RunConfig
-from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer
+from ordain.study.runs.loop import epoch_of_steps, evaluate, has_finite_weights, make_decay, make_optimizer, may_diverge
 from ordain.study.runs.probe import per_example_gradients, stale_fresh
 from ordain.study.tasks import LoadedTask
 
@@ -120,18 +118,11 @@ def _train(problem: LoadedTask, config: RunConfig, arm: str, seed: int) -> _Trai
     times, before, similarity = [], None, None
     for epoch in range(EPOCHS):
         start = process_time()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
-            try:
-                stepped = decay.step if decay else lambda: None
-                epoch_of_steps(
-                    problem, config, model, optimizer, order, defaultdict(float), seed=epoch, stepped=stepped
-                )
-            except OrdainError:
-                if all(bool(p.isfinite().all()) for p in model.parameters()):
-                    raise
+        stepped = decay.step if decay else lambda: None
+        with may_diverge(model):
+            epoch_of_steps(problem, config, model, optimizer, order, defaultdict(float), seed=epoch, stepped=stepped)
         times.append(process_time() - start)
-        if not all(bool(p.isfinite().all()) for p in model.parameters()):
+        if not has_finite_weights(model):
             break
         if arm == BASELINE:
             now = per_example_gradients(few, model, params="head")

@@ -47,12 +47,16 @@ class Gain:
     epochs: tuple[float, ...]
     seconds: tuple[float, ...]  # the same ratio for CPU time; empty if not recorded
     loss: Comparison  # comparison of final training losses
-    relative: float  # mean difference of the final training loss relative to RR's
 
     @property
     def label(self) -> str:
         """Display name of the order."""
         return ORDERS[self.arm].label
+
+    @property
+    def relative(self) -> float:
+        """Mean difference of the final training loss relative to RR's."""
+        return math.nan if self.loss.relative is None else self.loss.relative
 
     @property
     def medians(self) -> list[float | None]:
@@ -84,9 +88,8 @@ def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gai
     never = until.epoch.isna()
     epochs = (rr_until.epoch / until.epoch).fillna(0.0)
     seconds = (rr_until.seconds / until.seconds).mask(never, 0.0)[rr_until.seconds > 0]
-    loss = compare(ours.train_loss[seeds], theirs.train_loss[seeds])
-    relative = math.nan if loss.difference is None else loss.difference / theirs.train_loss[seeds].mean()
-    return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss, relative)
+    loss = compare(ours.train_loss, theirs.train_loss)
+    return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss)
 
 
 @rc_context(FONTS)
@@ -191,14 +194,15 @@ def _rate(name: str, gains: Sequence[Gain]) -> str:
         return ""
     words = {HELPS: "significant", WORSE: "significant"}
     told = [
-        f"{gain.rate:g}{_BEST if gain.best else ''}: {_share(gain.relative)}"
+        f"{gain.rate:g}{_BEST if gain.best else ''}: {share(gain.relative)}"
         f" ({words.get(verdict(gain.loss), 'inconclusive')})"
         for gain in gains
     ]
     return f"Learning rate, {name}: GraB's final training loss compared with RR's at the same rate. {'; '.join(told)}."
 
 
-def _share(relative: float) -> str:
+def share(relative: float) -> str:
+    """A relative difference in words."""
     return f"{100 * abs(relative):.2g} % {'lower' if relative < 0 else 'higher'}"
 
 
@@ -212,7 +216,7 @@ def _wander(name: str, ours: Entry, theirs: Entry) -> str:
     return (
         f"Last iterates, {name}, rate {theirs.rate:g}: over the last {LAST} epochs the training loss deviates from a "
         f"linear trend by {100 * mine:.2f} % under GraB and {100 * rr:.2f} % under RR (mean over seeds). "
-        f"The lowest of RR's epochs is {_share(lowest[1] / lowest[0] - 1)} than the lowest of GraB's."
+        f"The lowest of RR's epochs is {share(lowest[1] / lowest[0] - 1)} than the lowest of GraB's."
     )
 
 

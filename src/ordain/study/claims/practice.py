@@ -115,11 +115,8 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
 def _over_rr_at_same_rate(run: Run, entry: Entry, decay: str) -> float | None:
     """A lower training loss at another rate would be the rate's, not the order's: validation chooses the rates."""
     rr = at_rate(run, entry.rate).entries.get(BASELINE) if entry.rate is not None else None
-    if rr is None:
-        return None
-    ours, theirs = (final_values(one, decay)["train"] for one in (entry, rr))
-    common = ours.index.intersection(theirs.index)
-    return float(ours[common].mean() / theirs[common].mean()) if len(common) else None
+    found = compare(*(final_values(one, decay)["train"] for one in (entry, rr))).relative if rr else None
+    return None if found is None else 1 + found
 
 
 def final_values(entry: Entry, decay: str) -> dict[str, pd.Series]:

@@ -21,7 +21,7 @@ from ordain.study.claims.evidence import (
     Finding,
     together,
 )
-from ordain.study.claims.pays import LAST
+from ordain.study.claims.pays import LAST, share
 from ordain.study.report.arm_rows import rows
 from ordain.study.report.number_text import bytes_text, p_equals
 from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, verdict
@@ -81,11 +81,10 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
 
 def _told(what: str, ours: pd.Series, theirs: pd.Series) -> tuple[Comparison, list[str]]:
     """Compare values by seed, and describe the difference in a sentence if it could be tested."""
-    found, base = compare(ours, theirs), theirs.mean()
-    if found.difference is None or found.p is None or not base:
+    found = compare(ours, theirs)
+    if found.relative is None or found.p is None:
         return found, []
-    word = "lower" if found.difference < 0 else "higher"
-    return found, [f"{what}: {100 * abs(found.difference) / base:.2g} % {word} than RR's ({p_equals(found.p)})."]
+    return found, [f"{what}: {share(found.relative)} than RR's ({p_equals(found.p)})."]
 
 
 def _late(entry: Entry, metric: Metric) -> pd.Series:

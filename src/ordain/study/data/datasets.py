@@ -9,26 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ordain.errors import InputError
+from ordain.study.data import readers
 from ordain.study.data.data_files import Dataset, Download, File, FoundFiles, Splits, find
-from ordain.study.data.readers import (
-    read_binary,
-    read_cifar10,
-    read_covtype,
-    read_digits,
-    read_glue,
-    read_mnist,
-    read_vocabulary,
-    read_wikitext,
-)
 
 _READERS: dict[str, Any] = {
-    "idx": read_mnist,
-    "cifar10": read_cifar10,
-    "wikitext": read_wikitext,
-    "glue": read_glue,
-    "libsvm": read_binary,
-    "covtype": read_covtype,
-    "digits": read_digits,
+    "idx": readers.read_mnist,
+    "cifar10": readers.read_cifar10,
+    "wikitext": readers.read_wikitext,
+    "glue": readers.read_glue,
+    "libsvm": readers.read_binary,
+    "covtype": readers.read_covtype,
+    "digits": readers.read_digits,
 }
 
 
@@ -76,7 +67,7 @@ def load(name: str, folder: Path, *, verify: bool = True) -> Splits:
 
 def bert_vocabulary(folder: Path, *, verify: bool = True) -> tuple[str, ...]:
     """The word piece of each id in BERT's uncased vocabulary."""
-    return read_vocabulary(_found(dataset_named("bert-vocab"), folder, verify=verify).read("vocab"))
+    return readers.read_vocabulary(_found(dataset_named("bert-vocab"), folder, verify=verify).read("vocab"))
 
 
 def _found(entry: Dataset, folder: Path, *, verify: bool) -> FoundFiles:

@@ -29,6 +29,7 @@ class Comparison:
     # p-value of the paired t-test; None if there is only one seed, or no difference for any seed.
     p: float | None = None
     holm: float | None = None  # p corrected for the number of arms compared (Holm 1979)
+    relative: float | None = None  # the difference as a share of the baseline's mean over the common seeds
 
 
 def compare(
@@ -43,16 +44,17 @@ def compare(
     differences = ours - theirs
     if not seeds or not np.isfinite(differences).all():
         return Comparison(seeds)
-    difference = float(differences.mean())
+    difference, base = float(differences.mean()), float(theirs.mean())
+    found = Comparison(seeds, difference, relative=difference / base if base else None)
     if len(seeds) < 2 or not differences.any():
-        return Comparison(seeds, difference)
+        return found
     with warnings.catch_warnings():  # SciPy warns if all differences are equal
         warnings.simplefilter("ignore")
         test = ttest_rel(ours, theirs)
         interval = test.confidence_interval(1 - LEVEL)
     if math.isnan(test.pvalue):
-        return Comparison(seeds, difference, (difference, difference), 0.0)
-    return Comparison(seeds, difference, (float(interval.low), float(interval.high)), float(test.pvalue))
+        return replace(found, interval=(difference, difference), p=0.0)
+    return replace(found, interval=(float(interval.low), float(interval.high)), p=float(test.pvalue))
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

@@ -10,23 +10,13 @@ from urllib.parse import quote
 from ordain.errors import InputError, OrdainError
 from ordain.study import vectors
 from ordain.study.files import write_bytes
+from ordain.study.report import page
 from ordain.study.report.arm_rows import COLUMNS, Row, cells, final_spread, rows
 from ordain.study.report.number_text import NOTHING, bytes_text, capital, p_equals, places, spread
-from ordain.study.report.page import (
-    Content,
-    Section,
-    Table,
-    Telling,
-    commands,
-    count_text,
-    embedded,
-    made_with,
-    render,
-    value_text,
-)
+from ordain.study.report.page import Content, Section, Table, Telling, count_text, value_text
 from ordain.study.report.rank_comparison import ranks_section, ranks_table
 from ordain.study.report.training_figures import training_figures
-from ordain.study.report.verdict_sentences import OUT, Sentence, headline, mean_over, sentences
+from ordain.study.report.verdict_sentences import OUT, Sentence, headline, sentences
 from ordain.study.report.views import (
     TRAIN,
     Problem,
@@ -65,8 +55,8 @@ def training_content(run: Run) -> Content:
         tables=[*map(numbers_table, found), *(table for table in more if table)],
         problems=_problem_table(out) if out else None,
         explained=True,
-        made_with=made_with(run.header),
-        commands=commands(run.header),
+        made_with=page.made_with(run.header),
+        commands=page.commands(run.header),
     )
 
 
@@ -156,15 +146,13 @@ def rates_table(run: Run) -> Table | None:
 
 def _cell(view: View, name: str, decimals: int) -> str:
     """Mean ± standard deviation, relative difference from RR over common seeds, and its p-value."""
-    entry, baseline, found = view.entries[name], view.baseline(name), view.comparisons(TRAIN).get(name)
+    entry, found = view.entries[name], view.comparisons(TRAIN).get(name)
     if not entry.seeds:
         return entry.reason
     told = spread(*final_spread(entry, TRAIN), decimals)
-    if baseline is None or found is None or found.difference is None:
+    if found is None or found.relative is None:
         return told
-    base = mean_over(baseline, TRAIN, found.seeds)
-    if base:
-        told += f"; {100 * found.difference / base:+.2f} %"
+    told += f"; {100 * found.relative:+.2f} %"
     return told if found.p is None else f"{told}, {p_equals(found.p)}"
 
 
@@ -193,11 +181,11 @@ def write_reports(folder: Path, out: Path | None = None) -> dict[Path, str]:
             failures[run] = str(error)
             parts.append(nothing | {"title": run.name, "why": str(error)})
             continue
-        figure = embedded(content.figures[0]) if content.figures else None
+        figure = page.embedded(content.figures[0]) if content.figures else None
         title = content.title if content.title.startswith(run.name) else f"{run.name}: {content.title}"
         said = {"facts": content.facts, "tellings": content.tellings, "figure": figure}
         parts.append(nothing | {"title": title, "link": f"{quote(run.name)}/index.html"} | said)
-    write_bytes(out / "index.html", render("overview.html", parts=parts))
+    write_bytes(out / "index.html", page.render("overview.html", parts=parts))
     return failures
 
 
@@ -206,9 +194,9 @@ def write_content(content: Content, out: Path) -> None:
     for figure in content.figures:
         write_bytes(out / f"{figure.name}.png", figure.png)
         write_bytes(out / f"{figure.name}.svg", figure.svg)
-    figures = {figure.name: embedded(figure) for figure in content.figures}
-    write_bytes(out / "index.html", render("report.html", content=content, figures=figures))
-    write_bytes(out / "report.md", render("report.md", content=content))
+    figures = {figure.name: page.embedded(figure) for figure in content.figures}
+    write_bytes(out / "index.html", page.render("report.html", content=content, figures=figures))
+    write_bytes(out / "report.md", page.render("report.md", content=content))
 
 
 def _vector_content(folder: Path, header: Header) -> Content:
@@ -231,6 +219,6 @@ def _vector_content(folder: Path, header: Header) -> Content:
         tellings=[Telling("", "", [Sentence("said", "", text) for text in study.sentences(folder)])],
         sections=[Section("Figures", "", figures)] if figures else [],
         tables=[Table("Numbers", headings, rows)] if rows else [],
-        made_with=made_with(header),
-        commands=commands(header),
+        made_with=page.made_with(header),
+        commands=page.commands(header),
     )

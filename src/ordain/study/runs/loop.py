@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ordain import Order
+from ordain.errors import OrdainError, OrdainWarning
 from ordain.study.runs.config import RunConfig
 from ordain.study.tasks import LoadedTask
 
@@ -98,6 +101,23 @@ def epoch_of_steps(
         seconds["optimizer"] += end - stepping
         data = end
         batch = next(batches, None)
+
+
+@contextmanager
+def may_diverge(model: nn.Module) -> Iterator[None]:
+    """Ignore an order's warnings about gradients that are not finite, and its errors once weights are not finite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OrdainWarning)
+        try:
+            yield
+        except OrdainError:
+            if has_finite_weights(model):
+                raise
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Whether every parameter is finite."""
+    return all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, lr: float) -> torch.optim.Optimizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ordain import Order
-from ordain.errors import MemoryLimitError, OrdainError, OrdainWarning, StateError
+from ordain.errors import MemoryLimitError, StateError
 from ordain.herding import herding_objective
 from ordain.study.runs import probe
 from ordain.study.runs.arms import RETRAIN, SOURCE, STORING, Arm, build_order, parse, stored_bytes, too_slow
@@ -31,7 +30,7 @@ from ordain.study.runs.job import (
     keep_order,
     kept_order,
 )
-from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer, make_plateau
+from ordain.study.runs.loop import epoch_of_steps, evaluate, make_decay, make_optimizer, make_plateau, may_diverge
 from ordain.study.runs.multi_rank import ALONE, Ranks
 from ordain.study.runs.record_lines import PARTS, RecordWriter, read_record
 from ordain.study.tasks import TASKS, LoadedTask
@@ -224,22 +223,17 @@ class _Training:
             while self.epoch < self.config.epochs:
                 seconds, cpu = defaultdict[str, float](float), process_time()
                 self.epoch += 1
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", OrdainWarning)  # about gradients that are not finite
-                    try:
-                        epoch_of_steps(
-                            self.task.problem,
-                            self.config,
-                            self.parallel,
-                            self.optimizer,
-                            self.order,
-                            seconds,
-                            seed=self.task.job.seed + 1_000_003 * self.epoch,
-                            stepped=self._stepped,
-                        )
-                    except OrdainError:
-                        if all(bool(p.isfinite().all()) for p in self.model.parameters()):
-                            raise
+                with may_diverge(self.model):
+                    epoch_of_steps(
+                        self.task.problem,
+                        self.config,
+                        self.parallel,
+                        self.optimizer,
+                        self.order,
+                        seconds,
+                        seed=self.task.job.seed + 1_000_003 * self.epoch,
+                        stepped=self._stepped,
+                    )
                 if not self._end_epoch(seconds, process_time() - cpu, writer):
                     return "diverged"
                 if self.epoch < self.config.epochs:
