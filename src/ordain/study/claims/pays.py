@@ -24,7 +24,7 @@ from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, ve
 from ordain.study.report.views import Entry
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import Run, select
-from ordain.study.style import finish, style
+from ordain.study.style import finish, grid_figure, style
 
 _BEST = " (RR's best)"
 LAST = 5  # number of epochs at the end of a run
@@ -99,8 +99,7 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
     names = [name for name in titles if name in best]
     if not names:
         return None
-    figure = Figure(figsize=(7.6, 3.5 + 0.2 * ((len(names) + 1) // 2)), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
+    figure, (both,) = grid_figure(7.6, 3.5 + 0.2 * ((len(names) + 1) // 2), columns=2, sharey=True)
     for axes, part in zip(both, _PARTS, strict=True):
         _scales(axes)
         axes.axvline(1, color="#999999", linewidth=6, alpha=0.3)
@@ -124,8 +123,7 @@ def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | N
     names = list(dict.fromkeys(gain.run for gain in found))
     if not names:
         return None
-    figure = Figure(figsize=(7.6, 1.75 * len(names) + 1.1), layout="constrained")
-    grid = figure.subplots(len(names), 2, squeeze=False, sharey=True)
+    figure, grid = grid_figure(7.6, 1.75 * len(names) + 1.1, rows=len(names), columns=2, sharey=True)
     for row, name in enumerate(names):
         of = [gain for gain in found if gain.run == name]
         for axes, part in zip(grid[row], _PARTS, strict=True):

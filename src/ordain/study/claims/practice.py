@@ -24,7 +24,7 @@ from ordain.study.report.views import Entry, at_rate, views
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
-from ordain.study.style import finish, style
+from ordain.study.style import finish, grid_figure, style
 from ordain.study.tasks import TASKS
 
 LEVEL = 0.05  # of Holm's p
@@ -227,8 +227,7 @@ def pays_by_time(found: Sequence[Point]) -> Figure | None:
     if not settings:
         return None
     arms = list(dict.fromkeys(point.arm for point in found if point.arm != BASELINE))
-    figure = Figure(figsize=(7.6, 2.3 * len(settings) + 0.8), layout="constrained")
-    grid = figure.subplots(len(settings), 2, squeeze=False)
+    figure, grid = grid_figure(7.6, 2.3 * len(settings) + 0.8, rows=len(settings), columns=2)
     for row, setting in zip(grid, settings, strict=True):
         for axes, measure in zip(row, _JUDGED, strict=True):
             own = [point for point in found if point.setting == setting]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -158,16 +158,20 @@ def _compared(comparisons: Sequence[_Comparison], figure: tuple[str, str], note:
     return Finding(together(votes), tuple(dict.fromkeys(told)), evidence.figure(*figure))
 
 
+def _against_rr(view: View) -> Iterator[tuple[str, Comparison, str]]:
+    """Each arm of a view, its comparison with its RR, and a line about it."""
+    for arm, found in view.comparisons(TRAIN).items():
+        entry, theirs = view.entries[arm], view.baseline(arm)
+        if theirs is not None and found.difference is not None:
+            yield arm, found, f"{entry.arm.label}: {numbers(entry, theirs, TRAIN, found)}"
+
+
 def _finer(evidence: Evidence) -> Finding:
     """Compare GraB on single examples with GraB on units of 64; each unit size is also compared with its RR."""
     view = evidence.at_rr("granularity")
     if view is None:
         return NOT_RUN
-    lines = [
-        f"{view.entries[arm].arm.label}: {numbers(view.entries[arm], theirs, TRAIN, found)}"
-        for arm, found in view.comparisons(TRAIN).items()
-        if (theirs := view.baseline(arm)) is not None and found.difference is not None
-    ]
+    lines = [line for _, _, line in _against_rr(view)]
     fine, coarse = view.shown.get("grab@1"), view.shown.get("grab@64")
     if fine is None or coarse is None:
         return Finding(OPEN, tuple(lines)) if lines else NOT_RUN
@@ -185,11 +189,10 @@ def _comparable(evidence: Evidence) -> Finding:
     found = compare(ours.final(TRAIN), theirs.final(TRAIN))
     votes: list[Vote] = [verdict(found) != WORSE]
     lines = [f"Units of 64 examples: GraB {numbers(ours, theirs, TRAIN, found, whose='Greedy')}"]
-    for arm, comparison in view.comparisons(TRAIN).items():
-        baseline = view.baseline(arm)
-        if arm in ("grab", "greedy") and baseline is not None:
+    for arm, comparison, line in _against_rr(view):
+        if arm in ("grab", "greedy"):
             votes.append(_vote(HELPS, comparison))
-            lines.append(f"{view.entries[arm].arm.label}: {numbers(view.entries[arm], baseline, TRAIN, comparison)}")
+            lines.append(line)
     held = {row.name: row.order_bytes for row in rows(view)}
     greedy, grab = held.get("greedy") or 0, held.get("grab") or 0
     if grab:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ordain.errors import InputError
-from ordain.study.commands.terminal import filled, plain_errors, show
+from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.progress import reporting
 
 _HEURISTIC = (
@@ -63,11 +63,11 @@ def advise(
             ("similarity of gradients, epoch to epoch", "-" if pilot.similarity is None else f"{pilot.similarity:.2f}"),
             ("processor time of an epoch, with / without", f"{pilot.cost:.2f}"),
         )
-        table = filled(("measured", ""), measured, title=f"{TASKS[name].title}, rate {config.rates[0]:g}, {decay}")
+        title = f"{TASKS[name].title}, rate {config.rates[0]:g}, {decay}"
         typer.echo(f"{found.verdict.capitalize()}: {found.reason}")
         if found.setting:
             typer.echo(f"    order = {found.setting}")
-        show(table, _HEURISTIC, numbers_from=1)
+        show(("measured", ""), *measured, notes=[_HEURISTIC], title=title, numbers_from=1)
 
 
 def _check(folder: Path, data: Path, *, verify: bool) -> None:
@@ -79,4 +79,4 @@ def _check(folder: Path, data: Path, *, verify: bool) -> None:
         run_pilots(folder, data, verify=verify, report=tell)
     headline, found = checked(list(outcomes(folder)), pilots(folder))
     typer.echo(headline)
-    show(filled(found.headings, found.rows), numbers_from=4)
+    show(found.headings, *found.rows, numbers_from=4)

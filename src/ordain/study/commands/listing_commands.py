@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.data import DATASETS, Dataset, data_dir, fetch, find
@@ -32,30 +31,22 @@ def tasks() -> None:
     from ordain.study.tasks import TASKS
     from ordain.study.vectors import STUDIES
 
-    table = Table("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "an epoch")
+    table = [("task", "data", "model", "examples", "parameters", "batch", "rates", "epochs", "an epoch")]
     for task in TASKS.values():
         defaults, seconds = task.defaults, task.seconds_per_epoch
-        table.add_row(
-            task.name,
-            task.data,
-            task.model,
-            f"{task.examples:,}",
-            f"{task.parameters:,}",
-            str(defaults.batch_size),
-            ", ".join(f"{lr:g}" for lr in defaults.rates),
-            str(defaults.epochs),
-            f"{seconds:g} s" if seconds < 100 else f"{seconds / 60:.0f} min",
-        )
-    show(
-        table,
+        rates = ", ".join(f"{lr:g}" for lr in defaults.rates)
+        took = f"{seconds:g} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        sizes = f"{task.examples:,}", f"{task.parameters:,}", str(defaults.batch_size)
+        table.append((task.name, task.data, task.model, *sizes, rates, str(defaults.epochs), took))
+    notes = [
         "Examples: without the train file of QNLI (its dev file is split) and without w8a.t (a tenth of the train "
         "file is the test set instead). With these files, qnli and w8a have more training examples.",
         "An epoch: rough time with random reshuffling, including evaluation, on one thread of a 2.8 GHz Xeon. A step "
         f"with GraB takes {GRAB_COST} times as long (see docs/gradients.md).",
         *(f"{ablation.name} --task TASK: {ablation.title}" for ablation in ABLATIONS.values()),
         *(f"{name}: {study.kind.title}" for name, study in STUDIES.items()),
-        numbers_from=3,
-    )
+    ]
+    show(*table, notes=notes, numbers_from=3)
 
 
 @data.command("list")
@@ -63,12 +54,13 @@ def list_(folder: _Folder = None) -> None:
     """List every data set with its availability, location, size and licence."""
     with plain_errors():
         root = data_dir(folder)
-        table = Table("name", "what", "there", "where", "rows", "licence", title=f"Data in {escape(str(root))}")
+        table = [("name", "what", "there", "where", "rows", "licence")]
         for entry in DATASETS.values():
             there, where = _found(entry, root)
             rows = " / ".join(f"{count:,}" for count in entry.counts.values())
-            table.add_row(entry.name, entry.title, there, escape(where), rows or "-", entry.licence)
-    show(table, "rows: train / valid / test, as published. To download one: ordain data fetch NAME")
+            table.append((entry.name, entry.title, there, escape(where), rows or "-", entry.licence))
+    note = "rows: train / valid / test, as published. To download one: ordain data fetch NAME"
+    show(*table, notes=[note], title=f"Data in {escape(str(root))}")
 
 
 @data.command("fetch")

@@ -207,7 +207,7 @@ def _show_results(folder: Path) -> None:
 
     for view in views(with_missing_arms(read_run(folder))):
         numbers = numbers_table(view)
-        show(compared(numbers.headings, numbers.rows, title=numbers.title), numbers_from=2)
+        show(*compared(numbers.headings, numbers.rows), title=numbers.title, numbers_from=2)
 
 
 def _tell_next(folder: Path) -> None:

@@ -42,26 +42,25 @@ def plain_errors() -> Iterator[None]:
     raise typer.Exit(2)
 
 
-def compared(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
-    """The columns of a report's table that fit a terminal."""
+def compared(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[Sequence[str], ...]:
+    """The columns of a report's table that fit a terminal: its headings, then its rows."""
     places = [place for place, heading in enumerate(headings) if heading in _COMPARED]
-    return filled(
-        [headings[place] for place in places], [[row[place] for place in places] for row in rows], title=title
-    )
+    return tuple([line[place] for place in places] for line in (headings, *rows))
 
 
-def filled(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
-    """A table with these rows."""
-    table = Table(*headings, title=title or None)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def show(table: Table, *notes: str, numbers_from: int | None = None) -> None:
+def show(
+    headings: Sequence[str],
+    *rows: Sequence[str],
+    notes: Sequence[str] = (),
+    title: str | None = None,
+    numbers_from: int | None = None,
+) -> None:
     """Print a table, with columns right-aligned from ``numbers_from`` on, and notes below it."""
+    table = Table(*headings, title=title)
     for column in table.columns[numbers_from:] if numbers_from is not None else []:
         column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)

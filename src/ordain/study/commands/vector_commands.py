@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ordain import Deterministic, KernelHalving, SelfBalancingWalk, herding
 from ordain.balancing import Balancer
 from ordain.errors import InputError
-from ordain.study.commands.terminal import filled, plain_errors, show
+from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.files import read_vectors, replacing, write_bytes
 from ordain.study.progress import reporting
 
@@ -121,7 +121,7 @@ def simulate_ranks(
         for text in study.sentences(out):
             typer.echo(text)
         headings, rows = study.configure(quick=quick).traffic_table()
-        show(filled(headings, rows, title="Bytes that a rank contributes to a step"), numbers_from=1)
+        show(headings, *rows, title="Bytes that a rank contributes to a step", numbers_from=1)
         if plot:
             from ordain.study.style import png, svg
 

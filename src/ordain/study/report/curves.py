@@ -21,7 +21,7 @@ from ordain.study.report.views import TRAIN, Entry, Metric, View
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.record_lines import DONE
 from ordain.study.runs.records import Run, select
-from ordain.study.style import LEGEND, Style, finish, style
+from ordain.study.style import LEGEND, Style, finish, grid_figure, style
 
 WIDTH = 5.6  # inches: readable on a phone without scrolling
 FONTS: dict[Any, Any] = {
@@ -46,12 +46,11 @@ def curve_figure(
     view: View, looks: Mapping[str, Style], metric: Metric, *, title: str, seconds: bool = False
 ) -> Figure | None:
     """One line per arm, starting after the first epoch; None if nothing was recorded."""
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = grid_figure(WIDTH, _height(0))
     drawn = draw_curves(axes, view, looks, metric, seconds=seconds)
     if not drawn:
         return None
-    figure.set_size_inches(WIDTH, _height(drawn))
+    figure.set_figheight(_height(drawn))
     axes.set(title=title, ylabel=metric.title)
     legend_below(figure)
     return figure
@@ -88,8 +87,7 @@ def rate_figure(run: Run, chosen: View, looks: Mapping[str, Style], metric: Metr
     rates = sorted({rate for arm in run.arms.values() for rate in arm.rates})
     if len(rates) < 2:
         return None
-    figure = Figure(figsize=(WIDTH, _height(len(run.arms))), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = grid_figure(WIDTH, _height(len(run.arms)))
     means = []
     step = min(high / low for low, high in pairwise(rates)) ** (_BESIDE / len(run.arms))
     for place, (name, arm) in enumerate(run.arms.items()):

@@ -14,7 +14,7 @@ from ordain.study.report.page import Section, Table
 from ordain.study.report.statistics import number_or_none
 from ordain.study.report.views import TRAIN, Entry, View
 from ordain.study.runs.records import Arm, Run
-from ordain.study.style import DASHES, LEGEND, Style, draw, style
+from ordain.study.style import DASHES, LEGEND, Style, draw, grid_figure, style
 
 _HEADINGS = (
     "order",
@@ -59,15 +59,14 @@ def _figure(view: View) -> Figure | None:
     for place, kind in enumerate(kinds):  # later lines are thinner and dashed, so that earlier ones stay visible
         dashes, width = DASHES[(place - 1) % len(DASHES)], max(1.2, 3.6 - 0.8 * place)
         looks[kind] = _ALONE if kind[0] == 1 else replace(style(place + 1), linestyle=dashes, linewidth=width)
-    figure = Figure(figsize=(WIDTH, 0.6 + 2.1 * len(panels)), layout="constrained")
-    rows = figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0]
-    for axes, (base, entries) in zip(rows, panels.items(), strict=True):
+    figure, rows = grid_figure(WIDTH, 0.6 + 2.1 * len(panels), rows=len(panels), sharex=True)
+    for (axes,), (base, entries) in zip(rows, panels.items(), strict=True):
         drawn = {name: looks[_kind(entry.arm)] for name, entry in entries.items()}
         draw_curves(axes, replace(view, entries=entries), drawn, TRAIN)
         axes.set(title=plain(shown[base].arm.label if base in shown else base), ylabel=TRAIN.title)
         axes.label_outer()
     figure.align_ylabels()
-    found = {label: line for axes in rows for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    found = {label: line for (axes,) in rows for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     labels = [_words(*kind) for kind in kinds]
     figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=3, **LEGEND)
     return figure

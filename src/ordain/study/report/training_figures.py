@@ -19,7 +19,7 @@ from ordain.study.report.views import ACCURACY, HERDING, STALENESS, TRAIN, VALID
 from ordain.study.runs.arms import is_baseline
 from ordain.study.runs.record_lines import PARTS
 from ordain.study.runs.records import Run
-from ordain.study.style import COLOURS, LEGEND, Drawn, Style, draw, finish
+from ordain.study.style import COLOURS, LEGEND, Drawn, Style, draw, finish, grid_figure
 
 # Figures shown in Markdown: few enough to keep in a repository. The HTML page shows all figures.
 _MAIN = ("difference", "train-loss-epochs", "valid-loss-epochs", "herding", "stale-fresh", "rates")
@@ -144,8 +144,7 @@ def _panels(
     panels = [panel for panel in panels if any(panel[1](row) is not None for row in shown)]
     if not panels:
         return None
-    figure = Figure(figsize=(WIDTH, 1.1 + 0.34 * len(shown)), layout="constrained")
-    both: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure, (both,) = grid_figure(WIDTH, 1.1 + 0.34 * len(shown), columns=len(panels), sharey=True)
     for axes, (title, get, text) in zip(both, panels, strict=True):
         values = [get(row) for row in shown]
         for place, (row, value) in enumerate(zip(shown, values, strict=True)):
@@ -164,8 +163,7 @@ def _panels(
 
 
 def _one_line_each(labels: Sequence[str], *, more: float = 0.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, 1.3 + more + 0.36 * len(labels)), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = grid_figure(WIDTH, 1.3 + more + 0.36 * len(labels))
     _name_lines(axes, labels)
     finish(axes)
     return figure, axes

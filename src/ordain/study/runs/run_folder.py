@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic.dataclasses import dataclass
 
 from ordain.errors import InputError, StateError
-from ordain.study.files import STRICT, validated
+from ordain.study.files import STRICT, validated, write_bytes
 from ordain.study.runs import probe
 from ordain.study.runs.arms import STORING, parse, stored_bytes
 from ordain.study.runs.config import RunConfig
@@ -143,6 +143,12 @@ def check_same(saved: dict[str, Any], found: dict[str, Any]) -> None:
             expected=", ".join(f"{name} {saved[name]:,}" for name in differing) + ", as when the run was started",
             remedy="Use the same data, or a new folder with --out.",
         )
+
+
+def write_header(folder: Path, saved: dict[str, Any], made: dict[str, Any], **content: Any) -> None:
+    """Write ``config.json``: top-level provenance stays that of the first command; "commands" lists every command."""
+    head = made | saved | content | {"commands": [*saved.get("commands", []), made]}
+    write_bytes(folder / _NAME, json.dumps(head, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def provenance(command: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,12 +9,12 @@ from pathlib import Path
 
 from ordain.errors import InputError
 from ordain.study.data import data_dir
-from ordain.study.files import only_one, write_bytes
+from ordain.study.files import only_one
 from ordain.study.runs.arms import RETRAIN, SOURCE, baseline_of, is_baseline, parse
 from ordain.study.runs.config import RunConfig, merged
 from ordain.study.runs.job import TUNING_SEEDS, Job, Message, best_rate, stages
 from ordain.study.runs.record_lines import DONE, UNFINISHED, check_installed, read_record, unpack
-from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, provenance, read_config
+from ordain.study.runs.run_folder import FORMAT, TRAINING, check_same, describe, provenance, read_config, write_header
 from ordain.study.runs.team import do_here, do_in_processes
 from ordain.study.runs.train_job import Setting
 from ordain.study.tasks import TASKS
@@ -95,12 +94,8 @@ def run(
         if saved:
             check_same(saved["problem"], described)
             described["notes"] = list(dict.fromkeys([*saved["problem"]["notes"], *described["notes"]]))
-        made = provenance(command)
-        # Top-level fields describe the first command; "commands" lists every command.
-        header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task, **made}
-        commands = [*header.get("commands", []), made]
-        content = header | {"config": asdict(whole), "problem": described, "commands": commands}
-        write_bytes(out / "config.json", json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+        header = saved or {"format": FORMAT, "kind": TRAINING, "task": config.task}
+        write_header(out, header, provenance(command), config=asdict(whole), problem=described)
 
         def hear(message: Message) -> None:
             if message.kind == "finished":

@@ -24,7 +24,7 @@ from ordain.errors import InputError
 from ordain.study.files import only_one, read_bytes, validated, write_bytes
 from ordain.study.progress import Report
 from ordain.study.runs.record_lines import records_file, unpack
-from ordain.study.runs.run_folder import FORMAT, provenance, read_header
+from ordain.study.runs.run_folder import FORMAT, provenance, read_header, write_header
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,10 +88,7 @@ class Study:
             head, points = self._open(config, folder), list(config.points())
             done = {_key(record, points[0]) for record in _read(folder)}
             if any(_key(point, point) not in done for point in points):
-                made = provenance(command)
-                # The fields of the first command stay; every command and its environment is listed after them.
-                head = made | head | {"commands": [*head.get("commands", []), made]}
-                write_bytes(folder / "config.json", json.dumps(head, indent=1, allow_nan=False).encode())
+                write_header(folder, head, provenance(command))
             with (folder / "records.jsonl").open("a", encoding="utf-8") as file:
                 for count, point in enumerate(points, 1):
                     if _key(point, point) not in done:
