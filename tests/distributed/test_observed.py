@@ -209,8 +209,9 @@ def test_unknown_modes_and_tails_are_refused() -> None:
 
 def test_fewer_examples_than_ranks() -> None:
     def job(ranks: ThreadRanks) -> list[int]:
-        with pytest.raises(InputError, match="n=2 examples for 3 ranks"):
-            GraB(None, 2, distributed=Distributed(ranks=ranks, tail="drop"))
+        for tail in ("drop", "uneven"):
+            with pytest.raises(InputError, match="n=2 examples for 3 ranks"):
+                GraB(None, 2, distributed=Distributed(ranks=ranks, tail=tail))
         return list(GraB(None, 2, distributed=Distributed(ranks=ranks)).sampler)
 
     visited = run_ranks(3, job)

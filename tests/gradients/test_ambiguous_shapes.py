@@ -252,5 +252,8 @@ def test_as_many_classes_as_examples_before_a_head(
         ((batch, _),) = source.collect()
         wanted = [torch.autograd.grad(one, own, retain_graph=True) for one in losses(twin(x))]
         torch.testing.assert_close(
-            batch.rows(), torch.stack([torch.cat([g.reshape(-1) for g in one]) for one in wanted]), rtol=1e-7, atol=1e-12
+            batch.rows(),
+            torch.stack([torch.cat([g.reshape(-1) for g in one]) for one in wanted]),
+            rtol=1e-7,
+            atol=1e-12,
         )

@@ -462,3 +462,26 @@ def test_every_source_finds_the_same_orders(gradients: str, batch_size: int, cen
         order = GraB(model, N, centering=centering, gradients=kind)
         found.append(train(order, model, Regression(N), batch_size=batch_size))
     assert found[0] == found[1]
+
+
+def test_what_the_model_returns_may_retain_its_gradient() -> None:
+    """A check sends gradients down the graph, through the tensor that retains its own."""
+    data = Regression(40)
+    grads = []
+    for watched in (False, True):
+        model = small_model()
+        order = GraB(model, 40) if watched else None
+        indices = iter(order.sampler) if order is not None else iter(range(40))
+        if not watched:
+            indices = iter(GraB(None, 40).sampler)
+        for _ in range(8):
+            some = [next(indices) for _ in range(5)]
+            out = model(data.x[some])
+            out.retain_grad()
+            cross_entropy(out, data.y[some]).backward()
+            grads.append(out.grad)
+            if order is not None:
+                order.step()
+            model.zero_grad()
+    for plain, found in zip(grads[:8], grads[8:], strict=True):
+        assert torch.equal(plain, found)

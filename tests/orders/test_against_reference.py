@@ -12,6 +12,7 @@ import torch
 from helpers import BALANCERS, build, gradient_field, reference_orders, run
 
 from ordain import Every, FixedOrder, GraB, Greedy, Herding, Schedule, SelfBalancingWalk, Until, reference
+from ordain.errors import OrdainWarning, StepError
 from ordain.herding import herd
 
 
@@ -89,6 +90,43 @@ def test_units_can_be_herded_too() -> None:
     units = [found[0][i : i + group] for i in range(0, n, group)]
     z = np.stack([np.mean([field(i, 0) for i in unit], axis=0) for unit in units])
     assert found[1] == [i for u in reference.herd(z, tolerance=0.2) for i in units[u]]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_gradient_that_is_not_finite_changes_no_other(dtype: torch.dtype, group: int) -> None:
+    n = 8
+    order = Herding(None, n, group=group)
+    indices = list(order.sampler)
+    rows = torch.randn(n, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[2, 1] = torch.nan
+    with pytest.warns(OrdainWarning, match="not finite"):
+        order.observe(rows.clone())
+    units = rows.view(n // group, group, 3).mean(1)
+    known = [unit for unit in range(len(units)) if units[unit].isfinite().all()]
+    herded = [known[t] for t in reference.herd(units[known].double().numpy(), tolerance=0.2)]
+    half = len(herded) // 2
+    wanted = [*herded[:half], 2 // group, *herded[half:]]
+    assert list(order.sampler) == [indices[group * unit + i] for unit in wanted for i in range(group)]
+
+
+def test_an_epoch_after_a_rehearsal_is_resumed_where_it_stopped() -> None:
+    n, z = 8, np.random.default_rng(0).normal(size=(8, 2))
+
+    def rehearsed(order: Herding) -> None:
+        with order.rehearsal():
+            order.observe(z[list(order.sampler)])
+
+    order = Herding(None, n, fresh=True)
+    rehearsed(order)
+    drawn = list(order.sampler)
+    order.observe(z[drawn[:4]], indices=drawn[:4])
+    resumed = Herding(None, n, fresh=True)
+    resumed.load_state_dict(order.state_dict())
+    assert resumed.resume() == 0
+    with pytest.raises(StepError, match="in the middle of an epoch that is resumed"):
+        rehearsed(resumed)
+    assert list(resumed.sampler) == drawn[4:]
 
 
 def test_fresh_gradients_decide_the_coming_epoch() -> None:

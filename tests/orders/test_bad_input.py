@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from ordain import FixedOrder, GraB, Greedy, Herding, RandomReshuffling
+from ordain import FixedOrder, GraB, Greedy, Herding, RandomReshuffling, Stratified
 from ordain.errors import (
     GradientError,
     InputError,
@@ -50,6 +50,12 @@ class Stream(IterableDataset[int]):
         (lambda: GraB(None, 5, freeze_after=True), "freeze_after=True"),
         (lambda: GraB(small_model(), 5, batch_dim="x"), "batch_dim='x'"),
         (lambda: Herding(None, 5, routine="greedy"), "routine='greedy'"),
+        (lambda: Herding(None, 5, tolerance=2), "tolerance=2; expected a fraction"),
+        (lambda: Herding(None, 5, memory_limit="2GB"), "memory_limit='2GB'; expected bytes"),
+        (lambda: Greedy(None, 5, memory_limit=None), "memory_limit=None"),
+        (lambda: Herding(None, 5, fresh="no"), "fresh='no'"),
+        (lambda: Stratified([[1], [2, 3]]), r"labels=\[\[1\], \[2, 3\]\]"),
+        (lambda: Stratified(torch.ones(3, dtype=torch.bfloat16)), r"labels=tensor"),
         (lambda: GraB(small_model(), 5, gradients="magic"), "gradients='magic'"),
         (lambda: GraB(small_model(), 5, loss_reduction="none"), "loss_reduction='none'; expected 'mean' or 'sum'"),
         (lambda: GraB(nn.Tanh(), 5), "no trainable parameter"),
@@ -278,3 +284,26 @@ def test_gradients_of_another_dtype_in_mid_epoch(first: torch.dtype) -> None:
                 one.observe(grads[drawn[4:]].to(other))
         one.observe(grads[drawn[4:]].to(first))
     assert list(order.sampler) == list(plain.sampler)
+
+
+def test_a_routine_that_returns_floats() -> None:
+    order = Herding(None, 4, routine=lambda z: np.arange(4.0))
+    list(order.sampler)
+    order.observe(np.zeros((4, 2)))
+    with pytest.raises(InputError, match="dtype float64 from the herding routine"):
+        next(iter(order.sampler))
+
+
+@pytest.mark.parametrize("kind", [GraB, Herding])
+def test_a_head_of_another_length_than_what_was_observed(kind: Any) -> None:
+    """The head is found at the first batch, and observe() came before it."""
+    model = small_model()
+    order = kind(model, 8, params="head")
+    list(order.sampler)
+    order.observe(torch.zeros(4, 7).double())
+    before = order.state_dict()
+    x = torch.randn(4, next(model.parameters()).shape[1]).double()
+    model(x).square().sum(1).mean().backward()
+    with pytest.raises(GradientError, match="expected length 7, as before"):
+        order.step()
+    assert torch.equal(order.state_dict()["places"], before["places"])

@@ -46,6 +46,32 @@ def test_a_batch_that_is_passed_over_is_noticed_at_the_next_step(loop: str, stat
     assert sorted(order.sampler) == list(range(N))
 
 
+@pytest.mark.parametrize("ran", ["not run", "forward only", "backward too"])
+@pytest.mark.parametrize("held", [0, 2])
+@pytest.mark.parametrize("gradients", ["exact", "func"])
+def test_a_batch_that_is_skipped_while_another_waits(gradients: str, held: int, ran: str) -> None:
+    """Batch ``held`` is accumulated; the one after it is skipped; the others are stepped: as if observed one by one."""
+    model, twin = small_model(), small_model()
+    orders = [GraB(one, N, gradients=gradients) for one in (model, twin)]
+    loaders = [loader_of(order) for order in orders]
+    for number, ((x, y, _), _) in enumerate(zip(*loaders, strict=True)):
+        if number == held + 1:
+            if ran != "not run":
+                loss = cross_entropy(model(x), y)
+                if ran == "backward too":
+                    loss.backward()
+            for order in orders:
+                order.skip(len(x))
+            continue
+        cross_entropy(model(x), y).backward()
+        cross_entropy(twin(x), y).backward()
+        orders[1].step()
+        if number != held:
+            orders[0].step()
+    assert same_state(*(order.state_dict() for order in orders))
+    assert list(orders[0].sampler) == list(orders[1].sampler)
+
+
 @pytest.mark.parametrize("forward", [False, True])
 def test_a_batch_without_a_backward_is_noticed(forward: bool) -> None:
     model = small_model()
