@@ -470,17 +470,15 @@ def test_what_the_model_returns_may_retain_its_gradient() -> None:
     grads = []
     for watched in (False, True):
         model = small_model()
-        order = GraB(model, 40) if watched else None
-        indices = iter(order.sampler) if order is not None else iter(range(40))
-        if not watched:
-            indices = iter(GraB(None, 40).sampler)
+        order = GraB(model if watched else None, 40)
+        indices = iter(order.sampler)
         for _ in range(8):
             some = [next(indices) for _ in range(5)]
             out = model(data.x[some])
             out.retain_grad()
             cross_entropy(out, data.y[some]).backward()
             grads.append(out.grad)
-            if order is not None:
+            if watched:
                 order.step()
             model.zero_grad()
     for plain, found in zip(grads[:8], grads[8:], strict=True):
