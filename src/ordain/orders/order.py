@@ -279,7 +279,7 @@ class Order:
         count = int(count)
         if self._learning:
             # Gradients of batches before this one may wait: they come first. Its own, if it was run, are dropped.
-            waiting = self._watched.waiting()
+            waiting = self._watched.passes_waiting()
             never_run = waiting is not None and self._cursor.handed_more_than(waiting)
             before = (bool(waiting) if never_run else self._watched.drop(count)) and indices is None
             self._steps.learn(lambda: [*(self._collected() if before else ()), count], indices)

@@ -58,17 +58,21 @@ def _classes(labels: Any) -> Indices:
     """``[n]``: the number of each example's class."""
     try:
         given = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
-    except (TypeError, ValueError):  # a list of lists, a dataset, bfloat16
-        given = np.empty((), dtype=object)
+    except (TypeError, ValueError) as error:  # a list of lists, a dataset, bfloat16
+        raise _refused(f"labels={labels!r:.80}") from error
     if given.dtype == object and all(isinstance(one, str) for one in given.flat):  # as pandas has them
         given = given.astype(str)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "biuUS":
-        raise InputError(
-            f"labels of shape {given.shape} and dtype {given.dtype}" if given.ndim else f"labels={labels!r:.80}",
-            expected="one class for each example, integers or strings",
-            remedy="Pass dataset.targets, for example; regression targets are not classes: bin them first.",
-        )
+        raise _refused(f"labels of shape {given.shape} and dtype {given.dtype}")
     return np.unique(given, return_inverse=True)[1].astype(np.int64)
+
+
+def _refused(came: str) -> InputError:
+    return InputError(
+        came,
+        expected="one class for each example, integers or strings",
+        remedy="Pass dataset.targets, for example; regression targets are not classes: bin them first.",
+    )
 
 
 def _spread(classes: NDArray[np.int64], *, seed: int, epoch: int) -> Indices:

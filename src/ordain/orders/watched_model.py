@@ -79,9 +79,9 @@ class WatchedModel:
         """Forget what waits to be collected: see :meth:`~ordain.gradients.Source.drop`."""
         return self.source is not None and self.source.drop(size)
 
-    def waiting(self) -> int | None:
+    def passes_waiting(self) -> int | None:
         """How many forwards wait to be collected; None if the source does not tell."""
-        waiting: Callable[[], int] | None = getattr(self.source, "waiting", None)
+        waiting: Callable[[], int] | None = getattr(self.source, "passes_waiting", None)
         return None if waiting is None else waiting()
 
     def ignore(self) -> AbstractContextManager[None]:

@@ -81,7 +81,7 @@ class ExactSource:
         self._chose_head = self._head_missed = False
         self._order_by(chosen)
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
-        self.ignore, self.waiting = self._hooks.ignore, self._hooks.waiting
+        self.ignore, self.passes_waiting = self._hooks.ignore, self._hooks.passes_waiting
         self.attach()
 
     def _order_by(self, chosen: Mapping[str, Tensor]) -> None:

@@ -449,7 +449,7 @@ class Hooks:
                     remedy="Call order.step() before reusing the batch's buffer.",
                 )
 
-    def waiting(self) -> int:
+    def passes_waiting(self) -> int:
         """How many forwards a backward has reached since the last step()."""
         return len(self._ready)
 

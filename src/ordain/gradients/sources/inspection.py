@@ -68,7 +68,7 @@ class Inspection:
         thorough: bool = False,
         inspected: Callable[[Inspection], None] = lambda _: None,
     ) -> None:
-        self.size, self.chosen, self.thorough, self._batch_dim = size, list(chosen), thorough, batch_dim
+        self.size, self.chosen, self.thorough = size, list(chosen), thorough
         self.found: list[dict[Tensor, Tensor]] = [{} for _ in chosen]
         self.uses: list[Uses] = [{} for _ in chosen]
         self.failed = ""
@@ -151,11 +151,7 @@ class Inspection:
         edge, self._from = GradientEdge(torch._C._current_autograd_node(), output), number
         with self._again(), _put_back(self._returned):
             ways = self._ways[number, output]
-            if len(ways) > 1:
-                agreeing = [way for way in ways if self._agrees(edge, way, grad.detach())]
-                # Of two dimensions of length B, the examples lie in the usual one unless the graph shows otherwise.
-                usual = ways[:1] if (ways[0].axis, grad.shape[ways[0].axis]) == (self._batch_dim, self.size) else []
-                ways = agreeing if len(agreeing) == 1 else usual
+            ways = ways if len(ways) == 1 else [way for way in ways if self._agrees(edge, way, grad.detach())]
             if len(ways) != 1:
                 return  # outputs below this one say more
             for number in range(len(self.chosen)):
@@ -263,13 +259,13 @@ def _cuts(
         if shorter is not None:  # the dimension that got shorter with fewer examples
             other, some = shorter.shapes[graph.nodes[node]][output], int(shorter.chosen.sum())
             ways = [way for way in ways if len(other) == len(shape) and other[way.axis] == some]
-        elif ways:  # another dimension of that length, or of several rows an example, may be theirs as well
-            ways += [way for way in possible if way not in ways and batch_dim == way.axis < ways[0].axis]
         if ways and not is_view_of_parameter(node):
-            found[edge] = ways
-            if len(ways) == 1:
-                continue
-            above = None  # what lies below decides
+            found[edge] = ways[:1]
+            if shorter is None and ways[0].axis != batch_dim and (folded := Layout(batch_dim)) in possible:
+                # As many classes as examples, behind several rows an example? What lies below decides.
+                found[edge] = [ways[0], folded]
+                todo.extend((child, None) for child in node.next_functions)
+            continue
         if above is None and possible and not is_view_of_parameter(node):
             above = edge
         elif above is not None and graph.nodes[node] in graph.sinks.values():

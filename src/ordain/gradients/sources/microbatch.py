@@ -53,7 +53,8 @@ class MicrobatchSource:
         self._last: Pass | None = None  # that it has reached, with the number of examples and the gradients
         self._hooks = Hooks(model, self._params, batch_dim=batch_dim, listener=self, whole=True)
         self._handles: list[Any] = []
-        self.ignore, self.drop, self.waiting = self._hooks.ignore, self._hooks.drop, self._hooks.waiting
+        self.ignore, self.drop = self._hooks.ignore, self._hooks.drop
+        self.passes_waiting = self._hooks.passes_waiting
         self.attach()
 
     def attach(self) -> None:

@@ -72,7 +72,7 @@ class FuncSource:
         self._hooks = Hooks(model, self._offsets, batch_dim=batch_dim, listener=self, whole=True)
         self._hooks.read_again = dict.fromkeys(model.parameters(), "weights of a model that torch.func runs again")
         self.attach, self.detach, self.drop = self._hooks.attach, self._hooks.detach, self._hooks.drop
-        self.ignore, self.waiting = self._hooks.ignore, self._hooks.waiting
+        self.ignore, self.passes_waiting = self._hooks.ignore, self._hooks.passes_waiting
         self.attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FuncSource:
