@@ -12,7 +12,7 @@ from study.study_records import end, epoch, path_of, start, write_config, write_
 from typer.testing import CliRunner
 
 from ordain.study import cli
-from ordain.study.claims import pays
+from ordain.study.claims import pays, practice
 from ordain.study.claims.claims_page import CLAIMS, write_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
 from ordain.study.claims.training_claims import PAPER_TASKS, TABLES
@@ -259,27 +259,30 @@ def test_no_runs(tmp_path: Path) -> None:
 def test_the_readme_says_what_the_records_say() -> None:
     root = Path(__file__).parents[2]
     told = " ".join((root / "README.md").read_text().split())
-    evidence = Evidence(root / "results")
-    names = {
-        "cifar10": "LeNet, 5,000 images of CIFAR-10",
-        "covtype": "logistic regression, Covertype",
-        "wikitext2": "LSTM, 600 sequences of WikiText-2",
-        "mnist": "logistic regression, MNIST",
-        "sst2": "small BERT, SST-2",
-        "qnli": "small BERT, QNLI",
+    tasks = {"cifar10": "LeNet, CIFAR-10", "gpt": "character GPT, AdamW", "mnist": "logistic regression, MNIST"}
+    orders = {
+        "rr": "reshuffle",
+        "herding-head": '`Herding(model, n, params="head", sketch=1024)`',
+        "grab-pair": '`GraB(model, n, centering="pair")`',
     }
-    found = [gain for gain in pays.gains(evidence, list(names)) if gain.arm == "grab"]
-    for gain in (gain for gain in found if gain.best):
-        share = f"{100 * abs(gain.relative):.1f}" if abs(gain.relative) < 0.1 else f"{100 * abs(gain.relative):.0f}"
-        word = "lower" if gain.relative < 0 else "higher"
-        assert f"| {names[gain.run]} | {share} % {word} (p = {gain.loss.p:.2g}) |" in told
-    (large,) = (gain for gain in found if (gain.run, gain.rate) == ("mnist", 0.1))
-    assert f"MNIST ends {-100 * large.relative:.0f} % lower (p = {large.loss.p:.2g})" in told
-    tuned = evidence.tuned("mnist")
-    assert tuned is not None
-    assert tuned.shown["grab"].rate == 0.01  # the best rate of both
-    every = [gain for gain in pays.gains(evidence, [*PAPER_TASKS, *TABLES]) if gain.best and gain.arm == "grab"]
-    assert all(np.median(gain.seconds) < 1.0 for gain in every if gain.seconds)
-    assert {gain.run for gain in every if gain.relative > 0} == {"sst2", "qnli"}
-    assert "The lowest validation loss is clearly better on none of the paper's tasks." in told
-    assert {claim.find(evidence).verdict for claim in CLAIMS if "validates" in claim.title} == {OPEN}
+    found = practice.points(root / "results")
+    for task, name in tasks.items():
+        mine = [point for point in found if point.setting[0] == task and point.arm in orders]
+        least = min(point.seconds for point in mine if point.arm == "rr")
+        assert f"| {name} | reshuffle |" in told
+        for point in mine:
+            loss, accuracy = (point.values[measure].mean() for measure in ("test", "accuracy"))
+            time = f"{point.seconds / least:.2f}"
+            row = f"{orders[point.arm]} | {point.epochs} | {time} | {loss:.3f} | {accuracy:.1f} % |"
+            assert row in told.replace("**", "") or (task, point.epochs) == ("mnist", 40)
+            assert point.arm == "rr" or len(point.values["test"]) >= 5
+    (herding,) = (point for point in found if (point.setting[0], point.arm) == ("cifar10", "herding-head"))
+    test, accuracy = herding.equal["test"], herding.equal["accuracy"]
+    assert test.difference is not None
+    share = -100 * test.difference / (herding.values["test"].mean() - test.difference)
+    assert f"test loss by {share:.1f} % at equal processor time (p = {test.p:.2g})" in told
+    assert f"accuracy is not significant (p = {accuracy.p:.2g})" in told
+    evidence = Evidence(root / "results")
+    (best,) = (gain for gain in pays.gains(evidence, ["cifar10"]) if gain.arm == "grab" and gain.best)
+    assert f"ends {-100 * best.relative:.0f} % lower" in told
+    assert f"CIFAR-10 (p = {best.loss.p:.2g})" in told
