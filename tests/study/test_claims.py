@@ -15,7 +15,6 @@ from ordain.study import cli
 from ordain.study.claims import pays, practice
 from ordain.study.claims.claims_page import CLAIMS, write_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
-from ordain.study.claims.training_claims import PAPER_TASKS, TABLES
 from ordain.study.vectors import run_study
 
 SHIFTS = [0.0, 0.03, -0.02, 0.01, -0.01]  # of a seed, shared by all orders

@@ -86,6 +86,8 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
     config = run.config
     task, decay = str(config["task"]), str(config.get("decay", "constant"))
     setting = (task, decay, str(config["batch_size"]), str(config.get("limit")))
+    examples = TASKS[task].examples
+    share = min(int(config.get("limit") or examples), examples) / examples  # of the epoch whose cost was measured
     shown = views(run)[0].shown
     values = {name: final_values(entry, decay) for name, entry in shown.items()}
     same: dict[str, dict[str, Comparison]] = {}
@@ -96,7 +98,8 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             same[measure] = corrected(pairs)
     for name, entry in shown.items():
         tried = entry.arm.rates
-        epoch = costs.get(task, {}).get(name) or float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median())
+        epoch = costs.get(task, {}).get(name, 0.0) * share
+        epoch = epoch or float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median())
         yield Point(
             setting,
             name,
