@@ -281,6 +281,12 @@ def test_the_readme_says_what_the_records_say() -> None:
     share = -100 * test.difference / (herding.values["test"].mean() - test.difference)
     assert f"test loss by {share:.1f} % at equal processor time (p = {test.p:.2g})" in told
     assert f"accuracy is not significant (p = {accuracy.p:.2g})" in told
+    (herding,) = (point for point in found if (point.setting[0], point.arm) == ("gpt", "herding-head"))
+    same, equal = herding.same["test"], herding.equal["test"]
+    assert f"as many epochs of reshuffling (p = {same.p:.2g})" in told
+    assert f"worse at equal time (p = {equal.p:.2g})" in told
+    assert practice.better(same, "test") is True
+    assert practice.better(equal, "test") is False
     evidence = Evidence(root / "results")
     (best,) = (gain for gain in pays.gains(evidence, ["cifar10"]) if gain.arm == "grab" and gain.best)
     assert f"ends {-100 * best.relative:.0f} % lower" in told
