@@ -143,7 +143,7 @@ def arms(task: Task) -> dict[str, Callable[[nn.Module, Tensor, int], Order]]:
         found[f"herding, last, k = {k}"] = herd(task.layers["last"], sketch=k)
     for rounds in (1, 2):
         found[f"herding, last, {rounds} rounds"] = herd(task.layers["last"], sketch=1024, rounds=rounds)
-    found["herding, last, k = 256, every third epoch"] = herd(task.layers["last"], sketch=256, learn=Every(3))
+    found["herding, last, every third epoch"] = herd(task.layers["last"], sketch=1024, learn=Every(3, after=2))
     return found
 
 

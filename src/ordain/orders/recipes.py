@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from ordain.orders.oblivious import FlipFlop, RandomReshuffling, ShuffleOnce, Wi
 from ordain.orders.offline_herding import Greedy, Herding
 from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.order import Order
-from ordain.orders.schedule import Every, Until
+from ordain.orders.schedule import Always, Every, Schedule, Until
 from ordain.orders.stratified import Stratified
 from ordain.orders.units import check_n
 
@@ -30,6 +30,7 @@ class Recipe:
     build: Callable[..., Order]  # (model, n, *, seed) -> Order
     is_permutation: bool = True
     needs_labels: bool = False  # build() takes labels=, the class of each example
+    learn: Schedule = field(default_factory=Always)  # in which epochs it learns, if it does
 
 
 def _oblivious(order: type) -> Callable[..., Order]:
@@ -63,7 +64,11 @@ def _stratified(model: nn.Module | None, n: Any, *, labels: Any = None, **option
     return _oblivious(Stratified)(model, labels, **options)
 
 
-_LAZY = Every(3, after=2)  # the first two epochs, then one in three
+def _lazy(name: str, label: str, order: type, **options: Any) -> Recipe:
+    learn = Every(3, after=2)  # the first two epochs, then one in three
+    return Recipe(f"{name}-lazy", f"{label}, every third epoch", partial(order, learn=learn, **options), learn=learn)
+
+
 ORDERS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -81,11 +86,8 @@ ORDERS: dict[str, Recipe] = {
         Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
         Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1))),
-        Recipe("grab-lazy", "GraB, every third epoch", partial(GraB, learn=_LAZY)),
-        Recipe(
-            "grab-head-lazy",
-            "GraB, pairs, by the head, every third epoch",
-            partial(GraB, centering="pair", params="head", learn=_LAZY),
-        ),
+        _lazy("grab", "GraB", GraB),
+        _lazy("grab-head", "GraB, pairs, by the head", GraB, centering="pair", params="head"),
+        _lazy("herding-head", "offline herding, by the head", Herding, params="head", sketch=1024),
     )
 }

@@ -15,13 +15,15 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ordain import Every
 from ordain.errors import InputError
+from ordain.orders import ORDERS
 from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_text
 from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, corrected
 from ordain.study.report.views import Entry, at_rate, views
-from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.arms import BASELINE, parse
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
 from ordain.study.style import finish, grid_figure, style
@@ -98,8 +100,7 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             same[measure] = corrected(pairs)
     for name, entry in shown.items():
         tried = entry.arm.rates
-        epoch = costs.get(task, {}).get(name, 0.0) * share
-        epoch = epoch or float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median())
+        own = float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median()) * run.length
         yield Point(
             setting,
             name,
@@ -107,12 +108,22 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             run.length,
             entry.rate or 0.0,
             entry.rate in (tried[0], tried[-1]),
-            epoch * run.length,
+            _seconds(costs.get(task, {}), name, run.length) * share or own,
             values[name],
             {measure: of[name] for measure, of in same.items() if name in of},
             _over_rr_at_same_rate(run, entry, decay) if name != BASELINE else None,
             {},
         )
+
+
+def _seconds(costs: Mapping[str, float], arm: str, epochs: int) -> float:
+    """Processor seconds of a run, from those of an epoch; 0 if they were not measured."""
+    epoch, learn = costs.get(arm, 0.0), ORDERS[parse(arm).order].learn
+    if not epoch or not isinstance(learn, Every):
+        return epoch * epochs
+    # Measured over k epochs, of which one learns; a run learns in more, since it begins with some that do.
+    learned = sum(map(learn, range(epochs)))
+    return costs[BASELINE] * epochs + (epoch - costs[BASELINE]) * learn.k * learned
 
 
 def _over_rr_at_same_rate(run: Run, entry: Entry, decay: str) -> float | None:
