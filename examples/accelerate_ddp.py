@@ -3,7 +3,7 @@
     accelerate launch --cpu --num_processes 2 examples/accelerate_ddp.py --out runs/accelerate
     accelerate launch --cpu --num_processes 2 examples/accelerate_ddp.py --out runs/accelerate --resume --epochs 6
 
-What is different from reshuffling is marked with (1) to (5).
+Differences from reshuffling are marked (1) to (5).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/ddp_mnist.py --data-dir data/mnist
 
 Logistic regression on MNIST, or on scikit-learn's digits without MNIST's files. --resume goes on from the last epoch,
-with any number of ranks that divides the batch. What is different from reshuffling is marked with (1) to (4).
+with any number of ranks that divides the batch. Differences from reshuffling are marked (1) to (4).
 """
 
 from __future__ import annotations

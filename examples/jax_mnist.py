@@ -3,7 +3,7 @@
     python examples/jax_mnist.py --out runs/jax
     python examples/jax_mnist.py --out runs/jax --resume --epochs 6
 
-What is different from reshuffling is marked with (1) to (4).
+Differences from reshuffling are marked (1) to (4).
 """
 
 from __future__ import annotations

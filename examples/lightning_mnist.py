@@ -4,7 +4,7 @@
     python examples/lightning_mnist.py --out runs/lightning --resume --epochs 6
     python examples/lightning_mnist.py --out runs/lightning --devices 2
 
-What is different from reshuffling is marked with (1) to (3).
+Differences from reshuffling are marked (1) to (3).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/linear_probe.py
 
-What is different from reshuffling is marked with (1) to (3). Put a pretrained backbone in place of the random one.
+Differences from reshuffling are marked (1) to (3). Put a pretrained backbone in place of the random one.
 """
 
 from __future__ import annotations

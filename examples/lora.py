@@ -4,7 +4,7 @@
     python examples/lora.py --out runs/lora --epochs 6 --resume
     python examples/lora.py --out runs/lora --head    # by the adapter of the last layer only
 
-What is different from reshuffling is marked with (1) to (4). Put a pretrained model in place of the random one.
+Differences from reshuffling are marked (1) to (4). Put a pretrained model in place of the random one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     git clone https://github.com/karpathy/nanoGPT
     PYTHONPATH=nanoGPT python examples/nanogpt.py
 
-Learned positions, tied embeddings, dropout, AdamW. What is different from reshuffling is marked with (1) to (3).
+Learned positions, tied embeddings, dropout, AdamW. Differences from reshuffling are marked (1) to (3).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/plain.py --out runs/plain
     python examples/plain.py --out runs/plain --epochs 6 --resume
 
-What is different from reshuffling is marked with (1) to (4); without --resume, (3) is not needed.
+Differences from reshuffling are marked (1) to (4); without --resume, (3) is not needed.
 """
 
 from __future__ import annotations

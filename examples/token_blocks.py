@@ -3,7 +3,7 @@
     python examples/token_blocks.py --data train.bin --out runs/blocks
 
 A unit is a block of BATCH sequences that follow each other in the file: read at once, trained on as one batch and
-ordered by its gradient. What is different from reshuffling blocks is marked with (1) and (2).
+ordered by its gradient. Differences from reshuffling blocks are marked (1) and (2).
 """
 
 from __future__ import annotations

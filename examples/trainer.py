@@ -4,7 +4,7 @@
     python examples/trainer.py --out runs/trainer --resume    # from the last checkpoint, in mid-epoch too
     torchrun --nproc-per-node 2 examples/trainer.py --out runs/trainer
 
-What is different from reshuffling is marked with (1) and (2).
+Differences from reshuffling are marked (1) and (2).
 """
 
 from __future__ import annotations

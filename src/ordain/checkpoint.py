@@ -1,4 +1,4 @@
-"""Checkpoints: one file that is whole or not there, and that loads without running any code."""
+"""Checkpoints: one file, written completely or not at all, that loads without running any code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["load", "save"]
 
 
 def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-    """Write ``objects`` and ``named`` to ``path``: the old file is kept until the new one is whole and can be read.
+    """Write ``objects`` and ``named`` to ``path``; the old file is kept until the new one is complete and readable.
 
-    Whatever has a ``state_dict()`` (model, optimizer, schedule, order, loader) is saved as that; tensors,
-    numbers, strings and lists or dicts of them are saved as they are; anything else is refused.
+    Objects with a ``state_dict()`` (model, optimizer, schedule, order, loader) are saved as that; tensors,
+    numbers, strings and lists or dicts of them as they are; anything else is refused.
 
     >>> import tempfile, ordain
     >>> order = ordain.GraB(None, 4)
@@ -50,7 +50,7 @@ def save(path: str | PathLike[str], objects: Mapping[str, Any] | None = None, /,
 
 
 def load(path: str | PathLike[str], *, map_location: Any = None) -> dict[str, Any]:
-    """Load what :func:`save` wrote, by name; ``map_location`` as in ``torch.load``. Never runs code out of the file."""
+    """Load a file written by :func:`save` as a dict; ``map_location`` as in ``torch.load``. Never runs code from it."""
     try:
         _check_whole(path)
         found = torch.load(path, map_location=map_location, weights_only=True)

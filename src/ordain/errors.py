@@ -1,4 +1,4 @@
-"""One family of errors. Every message says what came, what was expected, and what to do."""
+"""All errors. Every message says what was passed, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OrdainError(Exception):
 
 
 class InputError(OrdainError, ValueError):
-    """An argument that cannot be used: a wrong n, a broken permutation, vectors of a wrong shape."""
+    """An invalid argument: a wrong n, a broken permutation, vectors of a wrong shape."""
 
 
 class ArgumentError(InputError, TypeError):
@@ -24,7 +24,7 @@ class ArgumentError(InputError, TypeError):
 
 
 class GradientError(OrdainError, ValueError):
-    """Gradients that cannot be used: another length, no batch dimension, mixed batch sizes."""
+    """Invalid gradients: a different length, no batch dimension, mixed batch sizes."""
 
 
 class StepError(OrdainError, RuntimeError):
@@ -60,4 +60,4 @@ class MissingPackageError(OrdainError, ImportError):
 
 
 class OrdainWarning(UserWarning):
-    """Something that does not stop training but that the user should know."""
+    """A problem that does not stop training but that you should know about."""

@@ -1,8 +1,8 @@
 """The herding problem on plain vectors: its objective, and the paper's ways to solve it.
 
 Given z_1 .. z_n in R^d, find an order in which every prefix sum of the centred vectors is small
-(Eq. 3). Functions take NumPy arrays (memory-mapped ones too) or torch tensors ``[n, d]`` and answer
-in kind; they work on the CPU, read the input in place, and copy it only to change dtype, device or layout.
+(Eq. 3). Functions take NumPy arrays (including memory-mapped ones) or torch tensors ``[n, d]`` and return the
+same type; they work on the CPU, read the input in place, and copy it only to change dtype, device or layout.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def herding_objective(z: Array, order: Any = None, *, norm: float = math.inf) ->
 
 
 def balance(z: Array, *, balancer: Balancer | None = None, order: Any = None, seed: int = 0) -> Array:
-    """Signs that keep every signed prefix sum of ``z``, as given and in ``order``, small.
+    """Return signs that keep every signed prefix sum of ``z``, in the given ``order``, small.
 
     Args:
-        z: ``[n, d]``; not centred here (see :func:`herd`).
+        z: ``[n, d]``; they are not centred (see :func:`herd`).
         balancer: :class:`~ordain.balancing.Deterministic` by default.
         order: visit the rows in this order; the t-th sign belongs to row ``order[t]``.
         seed: for balancers that draw random numbers.
@@ -100,8 +100,8 @@ def reorder(signs: Any, order: Any = None) -> NDArray[np.int64]: ...
 def reorder(signs: Any, order: Any = None) -> Any:
     """Algorithm 3: +1 rows in their order, then 0 rows in theirs, then -1 rows reversed.
 
-    A 0 (which the paper does not have) marks a row without a sign: it keeps a place in the middle,
-    so that the answer is a permutation whatever happened to a row.
+    A 0 (which the paper does not have) marks a row without a sign: it goes in the middle,
+    so that the result is always a permutation.
 
     >>> reorder([+1, -1, +1, -1]).tolist()
     [0, 2, 3, 1]
@@ -114,7 +114,7 @@ def reorder(signs: Any, order: Any = None) -> Any:
 
 
 def rearranged(e: NDArray[Any], sigma: NDArray[np.int64]) -> NDArray[np.int64]:
-    """:func:`reorder` of what is known to be right, a part at a time: large orders have little memory to spare."""
+    """:func:`reorder` of valid arrays, a part at a time, to save memory with large orders."""
     new = np.empty_like(sigma)
     front, back = int(np.count_nonzero(e > 0)), int(np.count_nonzero(e < 0))
     new[:front] = sigma[e > 0]
@@ -126,12 +126,12 @@ def rearranged(e: NDArray[Any], sigma: NDArray[np.int64]) -> NDArray[np.int64]:
 def greedy(z: Array, *, centre: bool = True, progress: Progress | None = None) -> Array:
     """Algorithm 1: always take the vector that leaves the prefix sum smallest. O(n^2 d) work.
 
-    Can be far worse than random (Statement 1); kept because it is the field's baseline.
+    It can be far worse than random (Statement 1); it is included as the field's baseline.
 
     Args:
         z: ``[n, d]``.
-        centre: line 2 of Algorithm 1; False leaves it out, as the proof of Statement 1 does.
-        progress: called with (vectors placed, vectors in all).
+        centre: centre the vectors (line 2 of Algorithm 1); False does not, as in the proof of Statement 1.
+        progress: called with (vectors placed, total vectors).
     """
     rows, mean = _read(z)
     mean = mean if centre else np.zeros_like(mean)
@@ -171,22 +171,22 @@ def herd(
     tolerance: float = 0.0,
     progress: Progress | None = None,
 ) -> Array:
-    """Balance, reorder (Algorithm 3), repeat: each round brings Eq. 3 nearer to the balancing bound.
+    """Balance, reorder (Algorithm 3), repeat: each round brings Eq. 3 closer to the balancing bound.
 
-    Theorem 2: a round takes the herding objective from H to at most (A+H)/2. A failed walk is
-    started again with new random numbers.
+    Theorem 2: a round lowers the herding objective from H to at most (A+H)/2. A failed walk is
+    restarted with new random numbers.
 
     Args:
         z: ``[n, d]``.
-        rounds: how often to balance and reorder, at most.
+        rounds: the maximum number of rounds of balancing and reordering.
         balancer: :class:`~ordain.balancing.Deterministic` by default.
         centering: ``"mean"`` balances the centred vectors; ``"pair"`` the differences of consecutive
-            ones: +1 puts the first of a pair in front and the second at the back, -1 the other way round.
-        order: the order to begin from; ``range(n)`` by default.
+            ones: +1 puts the first of a pair at the front and the second at the back, -1 the other way round.
+        order: the order to start from; ``range(n)`` by default.
         seed: for balancers that draw random numbers.
-        tolerance: stop once a round lowers the largest 2-norm of a prefix sum by less than this share, and return the
-            better order of the last two. 0 makes all rounds.
-        progress: called with (signs found, signs to find in all).
+        tolerance: stop once a round lowers the largest 2-norm of a prefix sum by less than this fraction, and return
+            the better of the last two orders. 0 runs all rounds.
+        progress: called with (signs found, total signs).
 
     Returns:
         ``[n]``, a permutation (int64).

@@ -1,7 +1,7 @@
-"""Each algorithm word for word from the paper: slow, obvious, and what the tests compare with.
+"""Literal implementations of the paper's algorithms: slow and obvious, for the tests to compare with.
 
-One vector at a time, no Gram matrices, no blocks, no compiled code, nothing shared with the fast
-paths but the stream of uniform random numbers. Everything is float64 NumPy.
+One vector at a time, no Gram matrices, no blocks, no compiled code; the fast paths share nothing with them
+except the stream of uniform random numbers. Everything is float64 NumPy.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class OrderSampler(Sampler[int]):
     """Yields the examples of an order; pass it to ``DataLoader(..., sampler=order.sampler)``.
 
     Each iterator is one pass. A pass begins when its first index is drawn, not when the iterator is
-    made: loaders make iterators, and draw ahead, whenever it suits them.
+    created, because loaders create iterators and draw ahead at any time.
     """
 
     def __init__(self, cursor: Draws, *, order: str) -> None:
@@ -69,7 +69,7 @@ class OrderSampler(Sampler[int]):
 class RankSampler(DistributedSampler[Any]):
     """One rank's part of an order, for trainers that look for torch's DistributedSampler.
 
-    The order decides what comes when: ``set_epoch()`` is accepted and does nothing.
+    The order determines the sequence: ``set_epoch()`` is accepted and does nothing.
     """
 
     def __init__(self, cursor: Draws, *, order: str, n: int, rank: int, ranks: int) -> None:

@@ -364,7 +364,7 @@ def test_refused(tmp_path: Path) -> None:
             self.order = RandomReshuffling(N)
             return super().train_dataloader()
 
-    with pytest.raises(InputError, match=r"another order than in the last epoch.*reload_dataloaders_every_n_epochs"):
+    with pytest.raises(InputError, match=r"a different order from the last epoch's.*reload_dataloaders_every_n_epochs"):
         fit(Renewed(), tmp_path, reload_dataloaders_every_n_epochs=1)
 
     without = tmp_path / "without"

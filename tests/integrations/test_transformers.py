@@ -345,7 +345,7 @@ def test_trained_twice(tmp_path: Path) -> None:
     reused = trainer_of("gpt2", tmp_path, same)
     reused.train()
     with pytest.raises(
-        ArgumentError, match=r"order= that returns the same order again.*a new order for each train\(\)"
+        ArgumentError, match=r"order= that returned the same order twice.*a new order for each train\(\)"
     ):
         reused.train()
 
@@ -421,7 +421,7 @@ def test_refused(tmp_path: Path) -> None:
         trainer_of("gpt2", tmp_path, lambda n: RandomReshuffling(n)).train()
     with pytest.raises(ArgumentError, match="expected an order of the dataset's 9 examples"):
         trainer_of("gpt2", tmp_path, lambda model, n: GraB(model, n + 1)).train()
-    with pytest.raises(InputError, match="train_sampling_strategy='group_by_length' beside order="):
+    with pytest.raises(InputError, match="train_sampling_strategy='group_by_length' with order="):
         trainer_of("gpt2", tmp_path, train_sampling_strategy="group_by_length").train()
     trainer = trainer_of("gpt2", tmp_path, max_steps=2)
     trainer.train_dataset = Stream()

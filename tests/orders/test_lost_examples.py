@@ -106,7 +106,7 @@ def test_skipping_the_first_batches_of_a_resumed_epoch() -> None:
     batches = BatchSampler(order.sampler, BATCH, drop_last=False)
     loader = iter(DataLoader(Indexed(N), batch_sampler=Skip(batches)))
     told(order, next(loader))
-    with pytest.raises(StepError, match=r"8 fewer.*order\.resume\(\) in place of"):
+    with pytest.raises(StepError, match=r"8 fewer.*order\.resume\(\) instead of"):
         told(order, next(loader))
 
 

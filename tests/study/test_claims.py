@@ -283,7 +283,7 @@ def test_the_readme_says_what_the_records_say() -> None:
     assert f"accuracy is not significant (p = {accuracy.p:.2g})" in told
     (herding,) = (point for point in found if (point.setting[0], point.arm) == ("gpt", "herding-head"))
     same, equal = herding.same["test"], herding.equal["test"]
-    assert f"as many epochs of reshuffling (p = {same.p:.2g})" in told
+    assert f"the same number of epochs of reshuffling (p = {same.p:.2g})" in told
     assert f"worse at equal time (p = {equal.p:.2g})" in told
     assert practice.better(same, "test") is True
     assert practice.better(equal, "test") is False

@@ -123,7 +123,7 @@ def test_a_broken_connection_is_tried_again(
     assert names(tmp_path) == ["file"]
     assert (publisher.asked, waits) == (["/file"] * 3, [1, 2])
     publisher.breaks = [1000] * 4
-    with pytest.raises(FetchError, match=r"no whole file from http://127.*again later, or .*save it as .*other\."):
+    with pytest.raises(FetchError, match=r"no complete file from http://127.*again later, or .*save it as .*other\."):
         download(item(publisher, digest=digest), tmp_path / "other", report=silent)
     assert names(tmp_path) == ["file"]  # no part of a file is left
 
@@ -180,7 +180,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     nobody = Download(url="http://127.0.0.1:9/file", name="file", limit=100, digest=MD5)  # the port of "discard"
     with pytest.raises(
-        FetchError, match=r"no whole file from http://127.0.0.1:9/file \(\[Errno \d+\] Connection refused\)"
+        FetchError, match=r"no complete file from http://127.0.0.1:9/file \(\[Errno \d+\] Connection refused\)"
     ):
         download(nobody, tmp_path / "file", report=silent)
     assert names(tmp_path) == []

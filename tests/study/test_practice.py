@@ -78,8 +78,8 @@ def test_a_constant_rate_is_judged_by_its_last_fifth(tmp_path: Path) -> None:
 def test_the_page_begins_with_it(folder: Path) -> None:
     page = write_claims(folder)
     assert page.verdict == (
-        "Against random reshuffling with a tuned rate and as much processor time, in 1 setting: test loss: better in "
-        "0, worse in 1; test accuracy: better in 0, worse in 0."
+        "Compared with random reshuffling at a tuned rate and for the same processor time, in 1 setting: test loss: "
+        "better in 0, worse in 1; test accuracy: better in 0, worse in 0."
     )
     text = (folder / "README.md").read_text()
     claims = text.index("## The paper's claims")

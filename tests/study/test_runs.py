@@ -307,7 +307,7 @@ def test_greedy_that_would_take_hours_is_refused(tmp_path: Path) -> None:
     assert greedy_seconds(54_000, 7850) > 3600  # MNIST
     config = replace(DIGITS, arms=("greedy", "greedy@64"), greedy_hours=1e-7)
     assert list(run(config, tmp_path).states.values()) == ["refused", "done"]
-    assert "hours an epoch" in record(tmp_path, "greedy")[-1]["why"]
+    assert "hours per epoch" in record(tmp_path, "greedy")[-1]["why"]
     once = replace(config, epochs=1, arms=("greedy",))  # nothing is herded after the last epoch
     assert list(run(once, tmp_path / "once").states.values()) == ["done"]
 
@@ -433,7 +433,7 @@ def test_arms_that_start_elsewhere_are_refused(tmp_path: Path, monkeypatch: pyte
     model = nn.Linear(2, 2)
     job.check_seed(tmp_path, 0, model, None)
     job.check_seed(tmp_path, 0, model, RandomReshuffling(9, seed=0))
-    with pytest.raises(StateError, match="other initial weights for seed 0"):
+    with pytest.raises(StateError, match="different initial weights for seed 0"):
         job.check_seed(tmp_path, 0, nn.Linear(2, 2), None)
     with pytest.raises(StateError, match="first epoch is different"):
         job.check_seed(tmp_path, 0, model, FixedOrder(np.roll(RandomReshuffling(9, seed=0).history(0), 1)))

@@ -1,4 +1,4 @@
-"""Balancers: Algorithms 5 and 6, kernel halving, and what a balancer written elsewhere must offer.
+"""Balancers: Algorithms 5 and 6, kernel halving, and the base class of custom balancers.
 
 A balancer gives each vector z a sign that keeps the signed sum s small. It never sees a vector:
 only <s,z>, the Gram matrix of the batch and, rarely, |s|_inf. So one implementation serves plain
@@ -58,11 +58,11 @@ class Balancer(ABC):
         Args:
             dots: ``[b]`` inner products <s, z_t> with s as it stands before the batch.
             gram: ``[b, b]`` inner products <z_i, z_j>.
-            n: vectors in the whole pass.
-            d: dimension of the vectors.
-            state: what :meth:`start` returned, changed in place. ``state[1]`` counts failures.
+            n: the number of vectors in the whole pass.
+            d: the dimension of the vectors.
+            state: the state that :meth:`start` returned, changed in place. ``state[1]`` counts failures.
             u: ``[b]`` uniform numbers, for balancers that are ``random``.
-            sup: returns |s|_inf after the signs found so far; called only where |s|_2 does not settle it.
+            sup: returns |s|_inf after the signs found so far; called only if |s|_2 does not decide.
             fallback: a vector that fails takes Algorithm 5's sign and is counted; otherwise an error is raised.
 
         Returns:
@@ -126,14 +126,14 @@ class Deterministic(_Compiled):
 class SelfBalancingWalk(_Compiled):
     """Algorithm 6: +1 with probability 1/2 - <s,z>/2c, on vectors scaled to norm at most 1.
 
-    Vectors are divided by the largest norm seen so far in the pass. The walk fails where
+    Vectors are divided by the largest norm seen so far in the pass. The walk fails if
     |<s,z>| > c or |s|_inf > c: :func:`ordain.herding.herd` then starts again with new random
     numbers; an online order takes Algorithm 5's sign for that vector and counts it.
 
     Args:
         c: the bound; by default Theorem 4's 30 log(nd/delta). That is a worst-case constant, several
-            hundred in practice, at which signs are nearly a coin toss; a smaller one holds s more firmly and
-            fails more.
+            hundred in practice, at which signs are nearly a coin toss; a smaller one keeps s smaller and
+            fails more often.
         delta: the probability of failure that Theorem 4 allows, for the default ``c``.
     """
 

@@ -113,7 +113,7 @@ class RankCoordinator:
         if not np.array_equal(every, np.arange(done, done + len(every))):
             raise disagreed(
                 f"batches of {meeting.sizes} examples on the ranks",
-                expected="the same number on every rank, but for the epoch's last batch",
+                expected="the same number on every rank, except for the epoch's last batch",
                 remedy="Give every rank's loader the same batch_size, and drop_last to all of them or to none.",
             )
         passed = [one[rows] for one, rows, skip in zip(positions, kept, meeting.skipped, strict=True) if skip]

@@ -92,7 +92,7 @@ class Exchange:
                     f"ranks with different {what}: {values[:16]}",
                     expected=f"the same {what} on every rank at every step",
                     remedy="Load the same state on every rank, draw from order.sampler on every rank, and call "
-                    "order.step() (or order.skip()) as often on each.",
+                    "order.step() (or order.skip()) equally often on each.",
                 )
 
     def _texts(self, wanted: list[int], text: str) -> list[str]:

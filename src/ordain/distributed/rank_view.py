@@ -31,13 +31,13 @@ class Distributed:
     """How an order works with the other ranks.
 
     Args:
-        mode: ``"exact"`` gives every example the sign that one process would; ``"independent"``: each rank orders its
-            own shard and hears nothing of the others.
+        mode: ``"exact"`` gives every example the sign that a single process would; with ``"independent"`` each rank
+            orders its own shard, without communication.
         tail: when n is not divisible by the number of ranks: ``"repeat"`` a few examples, ``"drop"`` them for this
-            epoch, or ``"uneven"``, one example less for some ranks, for torch's ``Join`` (see ``order.joinable``).
-        timeout: seconds after which a rank that does not answer counts as lost.
-        group: the process group, whose own timeout then counts; by default all ranks.
-        ranks: what to send through instead of a process group.
+            epoch, or ``"uneven"``, one example fewer for some ranks, for torch's ``Join`` (see ``order.joinable``).
+        timeout: seconds after which a rank that does not answer is considered lost.
+        group: the process group, whose own timeout then applies; all ranks by default.
+        ranks: a replacement for the process group, for tests.
     """
 
     mode: Mode = "exact"
@@ -159,7 +159,7 @@ class Unshared(View):
 
 
 def view_for(n: int, distributed: Any) -> View:
-    """What this process visits of an order of ``n`` examples; ``distributed`` as in :class:`~ordain.Order`."""
+    """Which part of an order of ``n`` examples this process visits; ``distributed`` as in :class:`~ordain.Order`."""
     if distributed is False:
         return View(n)
     if distributed == "auto":

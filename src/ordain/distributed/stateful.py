@@ -17,7 +17,7 @@ from ordain.orders import Order
 
 
 class Stateful:
-    """What torch.distributed.checkpoint saves of an order, and loads into one; ``ordain.distributed.stateful``.
+    """An adapter to save and load an order with torch.distributed.checkpoint: ``ordain.distributed.stateful``.
 
     Write ``dcp.save({"order": stateful(order)}, ...)`` and ``dcp.load({"order": stateful(order)}, ...)``.
     Then call ``order.resume()`` on every rank, as after any other load.
@@ -43,7 +43,7 @@ class Stateful:
         return {self._name: file.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to a saved state; refuses, and changes nothing, if it is not this order's. Runs no code out of it."""
+        """Load a saved state. A state of another order is refused, and nothing changes. Never runs code from it."""
         data = state_dict.get(self._name)
         try:
             if not isinstance(data, bytes):

@@ -34,7 +34,7 @@ class Dense(Factored):
 
 
 def as_gradients(grads: Any) -> Gradients:
-    """Take per-example gradients in any of the forms users have them in.
+    """Convert per-example gradients from any supported form.
 
     Args:
         grads: ``[B, d]``; or a dict or list of ``[B, *shape]`` in a fixed order; torch or NumPy; or

@@ -1,4 +1,4 @@
-"""What a batch of per-example gradients, and whatever produces such batches, must offer."""
+"""The interfaces of a batch of per-example gradients, and of a source of such batches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ordain.gradients.param_grads import Materialized, ParamGrads
 class Gradients(ABC):
     """Per-example gradients g_1 .. g_B in R^d, which need not be held as ``[B, d]``.
 
-    A class of your own needs the four attributes and the three abstract methods; everything else follows from them.
+    A custom class needs the four attributes and the three abstract methods; everything else follows from them.
 
     Attributes:
         size: B, the number of examples.
         dim: d, the length of one gradient.
-        dtype: the dtype of the answers, float32 or float64.
-        device: the device of the answers.
+        dtype: the dtype of the results, float32 or float64.
+        device: the device of the results.
     """
 
     size: int
@@ -82,7 +82,7 @@ class Gradients(ABC):
         return [(0, Materialized(self.rows().unsqueeze(1)))], 1.0
 
     def double(self) -> Gradients | None:
-        """The same gradients in float64, for products that cancel in float32; None if that cannot be had."""
+        """The same gradients in float64, for products that cancel in float32; None if not available."""
         return None
 
     def one_row(self) -> Sequence[Tensor] | None:
@@ -102,11 +102,11 @@ def differences(gram: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Collected(NamedTuple):
-    """A batch, and how many examples of the loader's it is.
+    """A batch of gradients, and how many of the loader's examples it covers.
 
     Attributes:
         gradients: one row for each example; or, from a source with ``whole_units``, one row for each unit.
-        examples: how many examples that was.
+        examples: the number of examples.
     """
 
     gradients: Gradients
@@ -114,14 +114,14 @@ class Collected(NamedTuple):
 
 
 class Source(Protocol):
-    """Watches a model and yields what its backward passes brought.
+    """Watches a model and returns the per-example gradients of its backward passes.
 
     Attributes:
-        dim: the length of one gradient; None if that is not known before the first batch.
-        parameters: names and shapes of what is ordered by, which a saved state must agree with; empty if not known.
+        dim: the length of one gradient; None if it is not known before the first batch.
+        parameters: names and shapes of the parameters, which must match those of a saved state; empty if not known.
         like: an empty tensor with the dtype and device of the gradients.
         whole_units: whether each row is the gradient of a whole unit (a micro-batch) and not of one example.
-        name: what it is called in a saved state: sketches of different sources are not to be mixed.
+        name: its name in a saved state: sketches of different sources must not be mixed.
     """
 
     parameters: list[str]
@@ -133,16 +133,16 @@ class Source(Protocol):
     def dim(self) -> int | None: ...
 
     def attach(self) -> None:
-        """Begin to watch the model."""
+        """Start watching the model."""
 
     def collect(self) -> list[Collected]:
         """One batch for each forward pass that a backward has reached since the last call."""
 
     def drop(self, size: int | None = None) -> bool:
-        """Forget what waits to be collected: all of it, or the last forward's if it was of ``size`` examples.
+        """Discard what waits to be collected: all of it, or the last forward's if it had ``size`` examples.
 
         Returns whether anything still waits.
         """
 
     def detach(self) -> None:
-        """Leave the model exactly as it was found; :meth:`attach` watches it again."""
+        """Remove all hooks from the model; :meth:`attach` watches it again."""

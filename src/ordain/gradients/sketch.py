@@ -1,8 +1,8 @@
-"""Sketches: k numbers for each gradient, whose inner products are those of the gradients but for a little noise.
+"""Sketches: k numbers for each gradient, whose inner products approximate those of the gradients.
 
-S: R^d -> R^k is linear and random, with E <Sg, Sh> = <g, h>. It follows from k, a seed and where each parameter lies in
-the flat gradient, and from nothing else: sketches of different batches, processes and days may be added up. Neither S
-nor the gradients are ever held.
+S: R^d -> R^k is linear and random, with E <Sg, Sh> = <g, h>. It depends only on k, a seed and the position of each
+parameter in the flat gradient, so sketches of different batches, processes and runs may be added. Neither S nor the
+gradients are ever materialised.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Sketch:
     """The map S for gradients of any length.
 
     Args:
-        k: how many numbers are kept per example. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k where
+        k: the number of numbers kept per example. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k if
             g and h are outer products, whose rows and columns are hashed separately.
-        seed: everything random follows from it.
+        seed: determines all random numbers.
 
     >>> one, other = torch.ones(1, 50), torch.arange(50.0)[None]
     >>> small = Sketch(16, seed=1)
@@ -47,9 +47,9 @@ class Sketch:
 
 
 def sketch(grads: Any, k: int, *, seed: int = 0) -> Dense:
-    """Per-example gradients ``[B, d]``, in any form that ``observe()`` takes, as sketches ``[B, k]``.
+    """Sketch per-example gradients ``[B, d]``, in any form that ``observe()`` takes, as ``[B, k]``.
 
-    Linear: the sketch of a sum is the sum of sketches, of whatever batches, for one k, seed and layout of parameters.
+    It is linear: with the same k, seed and layout of parameters, the sketch of a sum is the sum of the sketches.
 
     >>> g = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     >>> bool((sketch(g, 4096).gram() - g @ g.T).abs().max() < 60)

@@ -1,4 +1,4 @@
-"""What can be said of a model before it trains: how its gradients will be found, and what will be refused."""
+"""How a model's gradients will be computed, and what will be refused, before training."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Validation:
     """What :func:`validate` found. ``print()`` shows it as a table.
 
     Attributes:
-        rows: how the gradients are found.
-        problems: what will be refused, and what to write instead; empty if nothing will.
+        rows: how the gradients are computed.
+        problems: what will be refused, and what to write instead; empty if there is nothing.
     """
 
     rows: list[Row]
@@ -64,14 +64,14 @@ def validate(
     gradients: str | Callable[..., Source] = "exact",
     inputs: Any = None,
 ) -> Validation:
-    """How an order over ``model`` will find per-example gradients, and what it will refuse.
+    """Report how an order will compute per-example gradients of ``model``, and what it will refuse.
 
     Args:
-        model: not changed.
+        model: the model, which is not changed.
         params: as in :class:`~ordain.Order`.
         gradients: as in :class:`~ordain.Order`.
         inputs: an example batch: a tensor, a tuple of positional or a dict of keyword arguments. A copy of the model
-            then runs forward and backward on it, and the rows say what was found for each parameter.
+            then runs forward and backward on it, and the rows report on each parameter.
 
     >>> print(validate(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))))
     module        kind    gradients
@@ -128,5 +128,5 @@ def _tried(model: nn.Module, build: Callable[..., Source], name: str, params: Se
         if params == HEAD and plain(path) not in by:
             continue
         how = _OTHERS.get(name) or (f"{_GRAPH} ({by_graph[path]})" if path in by_graph else _RULE)
-        rows.append(Row(path, str(list(p.shape)), how if p.grad is not None else "none came in this batch"))
+        rows.append(Row(path, str(list(p.shape)), how if p.grad is not None else "none in this batch"))
     return Validation(rows, failed)

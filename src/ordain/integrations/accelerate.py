@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a loader that is prepared, but not sharded once more."""
+"""Hugging Face Accelerate: a loader that is prepared, but not sharded again."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["prepare"]
 
 
 def prepare(accelerator: Accelerator, order: Order, loader: DataLoader[Any]) -> DataLoader[Any]:
-    """What ``accelerator.prepare(loader)`` is for other loaders: batches on the device, and the end of the epoch known.
+    """Prepare an order's loader; use it instead of ``accelerator.prepare(loader)``.
 
-    ``order.sampler`` gives each process its own part already, so the loader is not sharded: ``batch_size`` is that of
-    one process. ``even_batches`` (see ``tail=``) and ``use_stateful_dataloader`` (see ``order.resume()``) do nothing.
+    It moves batches to the device and tracks the end of the epoch, but does not shard: ``order.sampler`` already gives
+    each process its own shard, so ``batch_size`` is that of one process. ``even_batches`` (see ``tail=``) and
+    ``use_stateful_dataloader`` (see ``order.resume()``) have no effect.
 
     Args:
-        accelerator: created before the order.
-        order: whose sampler the loader draws from.
-        loader: not prepared yet.
+        accelerator: the accelerator, created before the order.
+        order: the order whose sampler the loader draws from.
+        loader: the DataLoader, not prepared yet.
     """
     if not isinstance(order, Order):
         raise ArgumentError(

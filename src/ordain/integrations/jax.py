@@ -28,17 +28,17 @@ Array = Any  # jax.Array, or a tracer of one
 
 
 class GraBState(NamedTuple):
-    """All that GraB keeps: a pytree of arrays. What a way of centring does not need is None.
+    """GraB's state, a pytree of arrays. Fields that the chosen centering does not need are None.
 
     Attributes:
-        order: ``[n]``, the examples in the order of the present epoch.
+        order: ``[n]``, the examples in the order of the current epoch.
         places: ``[n]``, by position: +1 goes to the front of the next epoch, -1 to the back, 0 to the middle.
-        seen: how many examples of the epoch were observed.
+        seen: the number of examples observed in this epoch.
         signed: ``[d]``, the signed sum.
         mean: ``[d]``, the last epoch's mean gradient.
         total: ``[d]``, the sum of this epoch's gradients.
-        summed: how many of them are finite, and in it.
-        waiting: ``[d]``, the gradient of an example whose partner is still to come.
+        summed: the number of gradients in it, which are those that are finite.
+        waiting: ``[d]``, the gradient of an example that waits for its partner.
         partner: the position of that example; -1 if none waits.
     """
 
@@ -56,14 +56,14 @@ class GraBState(NamedTuple):
 def init(
     n: int, dim: int, *, centering: Literal["mean", "pair"] = "mean", seed: int = 0, dtype: Any = None
 ) -> GraBState:
-    """The state before the first epoch, which has the random order of every order of this ``seed`` and ``n``.
+    """Return the state before the first epoch, which shares its order with all orders of this ``seed`` and ``n``.
 
     Args:
-        n: the number of examples, or of larger units whose gradients are observed: micro-batches, say.
-        dim: d, the length of one gradient, all parameters together.
+        n: the number of examples, or of larger units whose gradients are observed, such as micro-batches.
+        dim: d, the length of one gradient over all parameters.
         centering: as in :class:`~ordain.GraB`.
-        seed: the first order follows from it.
-        dtype: of the sums; JAX's default floating-point type if left out.
+        seed: determines the first order.
+        dtype: the dtype of the sums; JAX's default floating-point type by default.
     """
     if centering not in ("mean", "pair"):
         raise InputError(f"centering={centering!r}", expected="'mean' or 'pair'", remedy="'mean' is Algorithm 4.")
@@ -84,19 +84,19 @@ def init(
 
 
 def order(state: GraBState) -> Array:
-    """``[n]``: the examples in the order in which this epoch visits them."""
+    """Return ``[n]``, the examples in the order in which this epoch visits them."""
     return state.order
 
 
 def update(state: GraBState, per_example_grads: Any) -> GraBState:
     """Observe the next examples of the epoch: Algorithm 5's signs, one example after the other.
 
-    Compiled, and may be called inside a function that is. Batches may be of any size. An example whose gradient is not
-    finite gets no sign.
+    It is compiled, and may be called inside compiled functions. Batches may be of any size. An example whose gradient
+    is not finite gets no sign.
 
     Args:
-        state: of the same epoch. Its place is taken by what is returned.
-        per_example_grads: ``[B, d]``, or a pytree of ``[B, *shape]`` as ``jax.vmap(jax.grad(loss))`` returns it.
+        state: the state of the same epoch; replace it with the returned one.
+        per_example_grads: ``[B, d]``, or a pytree of ``[B, *shape]`` as returned by ``jax.vmap(jax.grad(loss))``.
     """
     leaves = jax.tree.leaves(per_example_grads)
     shapes = [tuple(jnp.shape(leaf)) for leaf in leaves]

@@ -29,8 +29,9 @@ class OrderCallback(Callback):
     """Calls ``order.step()`` after the backward of each batch, and saves and loads the order with the model.
 
     Args:
-        order: whose sampler the training loader draws from. None: the attribute ``order`` of the LightningModule or,
-            if it has none, of the LightningDataModule. An order created in ``setup()`` is shared by all processes.
+        order: the order whose sampler the training loader draws from. By default, the attribute ``order`` of the
+            LightningModule or, if it has none, of the LightningDataModule. An order created in ``setup()`` is shared
+            by all processes.
     """
 
     def __init__(self, order: Order | None = None) -> None:
@@ -91,7 +92,7 @@ class OrderCallback(Callback):
         """Raise if the loader was replaced (reload_dataloaders_every_n_epochs) by one of another order."""
         if self._checked(trainer, pl_module) is not self._live:
             raise InputError(
-                "another order than in the last epoch",
+                "a different order from the last epoch's",
                 expected="one order for the whole fit",
                 remedy="Leave reload_dataloaders_every_n_epochs out, or create the order in setup().",
             )
@@ -118,7 +119,7 @@ class OrderCallback(Callback):
             self._live.step(loss_scale=self._scale)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Raise if the optimizer steps after a backward that nobody was told of."""
+        """Raise if the optimizer steps after a backward that was not reported to callbacks."""
         self._check_backward(pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -138,7 +139,7 @@ class OrderCallback(Callback):
         if self._live is not None and not self._seen and not pl_module.automatic_optimization:
             raise StepError(
                 "manual optimisation without self.manual_backward(loss)",
-                expected="a backward that Lightning tells its callbacks of",
+                expected="a backward that Lightning reports to its callbacks",
                 remedy="Write self.manual_backward(loss) in place of loss.backward().",
             )
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: the order makes its loader, learns from each micro-batch, and is in every checkpoint."""
+"""Hugging Face's Trainer with an order, which learns from each micro-batch and is saved in every checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LOADER = [
 
 
 class OrderedMixin:
-    """For a Trainer of your own: ``class MyTrainer(OrderedMixin, SFTTrainer): ...``; see :class:`OrderedTrainer`."""
+    """For your own Trainer: ``class MyTrainer(OrderedMixin, SFTTrainer): ...``; see :class:`OrderedTrainer`."""
 
     order: Order
 
@@ -71,7 +71,7 @@ class OrderedMixin:
         made = build(self._build, trainer.model, dataset)
         if made is getattr(self, "order", None):
             raise ArgumentError(
-                "order= that returns the same order again",
+                "order= that returned the same order twice",
                 expected="a new order for each train(), whose model may be a new one (model_init=)",
                 remedy="Create it in the function: order=lambda model, n: GraB(model, n).",
             )
@@ -129,13 +129,13 @@ class OrderedMixin:
 
 
 class OrderedTrainer(OrderedMixin, Trainer):
-    """transformers' Trainer, whose examples come in the order of ``order=``.
+    """transformers' Trainer, which visits examples in the order of ``order=``.
 
     Args:
-        *args: of Trainer.
-        order: a class of orders; or a function of the model and n that makes one, as in
+        *args: arguments of Trainer.
+        order: an order class; or a function of the model and n that creates an order, as in
             ``order=lambda model, n: GraB(model, n, params="head")``.
-        **kwargs: of Trainer.
+        **kwargs: arguments of Trainer.
 
     Attributes:
         order: created when training begins.
@@ -272,12 +272,12 @@ def _check_trainer(trainer: Any) -> None:
     for wrong, came, remedy in (
         (isinstance(trainer.train_dataset, IterableDataset), "an iterable train_dataset", "Use a map-style dataset."),
         (trainer.args.n_gpu > 1, "nn.DataParallel over several GPUs", "Start with torchrun, one process per GPU."),
-        (trainer.is_fsdp_enabled, "FSDP", "Use DistributedDataParallel, or fully_shard() in a loop of your own."),
+        (trainer.is_fsdp_enabled, "FSDP", "Use DistributedDataParallel, or fully_shard() in your own loop."),
         (trainer.is_deepspeed_enabled, "DeepSpeed", "Use DistributedDataParallel."),
         (
             getattr(trainer.args, "train_sampling_strategy", "random") != "random",
-            f"train_sampling_strategy={getattr(trainer.args, 'train_sampling_strategy', None)!r} beside order=",
-            "Leave it out: the order says what comes when.",
+            f"train_sampling_strategy={getattr(trainer.args, 'train_sampling_strategy', None)!r} with order=",
+            "Leave it out: the order determines the sequence of examples.",
         ),
     ):
         if wrong:

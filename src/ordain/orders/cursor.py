@@ -15,9 +15,9 @@ from ordain.orders.units import Indices
 from ordain.orders.view import View
 
 _PASSED_OVER = (
-    "Call order.skip(len(x)) for a batch that is passed over (`continue` on a bad loss), and order.resume() in place "
-    "of skipping the first batches of a resumed epoch. Where collate_fn or a batch sampler drops or sorts examples, "
-    "have the dataset return each one's index and call order.step(indices=...). Where the batch size was misread, pass "
+    "Call order.skip(len(x)) for a batch that you skip (`continue` on a bad loss), and order.resume() instead of "
+    "skipping the first batches of a resumed epoch. If collate_fn or a batch sampler drops or sorts examples, "
+    "have the dataset return each one's index and call order.step(indices=...). If the batch size was misread, pass "
     "batch_dim=."
 )
 _MOST_EPOCHS = 10**7  # of a saved state: its log is counted epoch by epoch

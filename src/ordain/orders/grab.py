@@ -23,20 +23,20 @@ __all__ = ["GraB"]
 
 
 class GraB(Order):
-    """Give each example's gradient a sign that keeps the signed sum small; reorder by the signs.
+    """GraB (Algorithm 4): sign each example's gradient so that the signed sum stays small; reorder by the signs.
 
     +1 examples come first in the next epoch, -1 examples last and reversed (Algorithm 3). Signs are
-    exactly those of one example at a time, whatever the batch size. Under a loss that mixes examples (contrastive,
-    say) an example's gradient is that of the whole loss through its own outputs, times B.
+    exactly those of the one-example-at-a-time algorithm, at any batch size. With a loss that mixes examples, such as a
+    contrastive one, an example's gradient is that of the whole loss through its own outputs, times B.
 
     Args:
-        model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
+        model: the model to watch (it is never wrapped); ``None`` if gradients are passed to ``observe()``.
         n: the number of examples, or the dataset.
         centering: ``"mean"`` subtracts the last epoch's mean gradient (Algorithm 4); ``"pair"`` balances
-            differences of consecutive examples: no mean to keep, and good from the first epoch on.
+            differences of consecutive examples, which needs no mean and works from the first epoch on.
         balancer: :class:`~ordain.Deterministic` (Algorithm 5) by default.
-        learn: in which epochs to learn: :class:`~ordain.Always` by default, ``Until(1)`` (the paper's *1-step GraB*),
-            ``Every(k)``, or any function of the epoch.
+        learn: the epochs in which to learn: :class:`~ordain.Always` by default, ``Until(1)`` (the paper's *1-step
+            GraB*), ``Every(k)``, or any function of the epoch.
         freeze_after: short for ``learn=Until(freeze_after)``.
         **options: see :class:`~ordain.Order`: gradients, params, loss_reduction, batch_dim, group, sketch,
             precondition, seed, distributed.
@@ -85,7 +85,7 @@ class GraB(Order):
 
 
 class BalancingLearner:
-    """Signs from balancing; all that it keeps is a :class:`~ordain.balancing.BalanceState`."""
+    """Signs from balancing; its only state is a :class:`~ordain.balancing.BalanceState`."""
 
     def __init__(self, balancer: Balancer, *, paired: bool) -> None:
         self._balancer, self._paired = balancer, paired

@@ -1,4 +1,4 @@
-"""Orders that look at no gradient: each epoch is a function of the seed alone."""
+"""Orders that do not use gradients: each epoch depends on the seed alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RandomReshuffling(Order):
 
 
 class ShuffleOnce(Order):
-    """The first epoch's random permutation in every epoch."""
+    """One random permutation, the first epoch's, in every epoch."""
 
     def __init__(
         self, n: Any, *, group: int = 1, contiguous: bool = False, seed: int = 0, distributed: Any = "auto"
@@ -57,9 +57,9 @@ class FlipFlop(Order):
 
 
 class WithReplacement(Order):
-    """``n`` independent uniform draws an epoch, as the textbook analysis of SGD assumes.
+    """``n`` independent uniform draws per epoch, as the textbook analysis of SGD assumes.
 
-    The one order that is not a permutation, not in epoch 0 either.
+    The only order that is not a permutation, including in epoch 0.
     """
 
     def __init__(self, n: Any, *, seed: int = 0, distributed: Any = "auto") -> None:
@@ -91,7 +91,7 @@ class FixedOrder(Order):
 
     @classmethod
     def from_(cls, order: Order, epoch: int | None = None) -> FixedOrder:
-        """Freeze what ``order`` visits in ``epoch`` (its present one by default).
+        """Fix the order in which ``order`` visits ``epoch`` (the current one by default).
 
         After a full run of GraB, ``FixedOrder.from_(grab)`` is the paper's *Retrain from GraB*.
         """

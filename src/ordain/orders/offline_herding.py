@@ -33,18 +33,18 @@ _MEMORY = 2 * 2**30
 
 
 class Herding(Order):
-    """Algorithm 2: store every example's gradient during an epoch, then herd them.
+    """Offline herding (Algorithm 2): store every example's gradient during an epoch, then herd them.
 
     Args:
         model: as in :class:`~ordain.GraB`.
         n: as in :class:`~ordain.GraB`.
-        rounds: how often to balance and reorder what was stored, at most.
-        tolerance: the rounds end once one lowers the largest prefix sum by less than this share; 0 makes all of them.
+        rounds: the maximum number of rounds of balancing and reordering.
+        tolerance: stop once a round lowers the largest prefix sum by less than this fraction; 0 runs all rounds.
         routine: takes the stored gradients ``[n, d]`` in visiting order and returns a permutation of
             their rows, instead of :func:`ordain.herding.herd`.
-        memory_limit: bytes that may be stored. n*d numbers are needed: if that is more, it is refused at
-            once, with the figure.
-        fresh: herd gradients at the weights the epoch begins with, from an extra pass made inside
+        memory_limit: the maximum number of bytes to store. If the n*d numbers need more, an error reports the size
+            before anything is stored.
+        fresh: herd gradients at the weights with which the epoch begins, from an extra pass inside
             ``with order.rehearsal():``, instead of the last epoch's stale ones.
         **options: as in :class:`~ordain.GraB`: learn, gradients, params, loss_reduction, group, sketch,
             precondition, seed.
@@ -68,7 +68,7 @@ class Herding(Order):
         super().__init__(n, model=model, learner=self._herding, **options)
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """An extra pass, without optimizer steps, whose gradients decide the coming epoch's order.
+        """Context manager for an extra pass, without optimizer steps, whose gradients determine the next order.
 
         with order.rehearsal():
             for x, y in loader:
@@ -77,7 +77,7 @@ class Herding(Order):
         return self._herding.rehearsal(self._cursor, type(self).__name__)
 
     def report(self) -> Report:
-        """At the end of an epoch, before the next one begins: what its gradients say about ordering.
+        """Report what the epoch's gradients say about ordering; call it after the epoch, before the next one begins.
 
         >>> import torch
         >>> order = Herding(None, 4, seed=1)
@@ -90,7 +90,7 @@ class Herding(Order):
 
 
 class Greedy(Order):
-    """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory an epoch.
+    """Algorithm 2 with greedy herding (Algorithm 1). O(n^2 d) work and O(nd) memory per epoch.
 
     The arguments are those of :class:`Herding`, without ``routine``.
     """
@@ -107,7 +107,7 @@ class Greedy(Order):
 
 
 class HerdingLearner:
-    """Stores the mean gradient of each unit, ``[units, d]``, and herds them when the epoch is over."""
+    """Stores the mean gradient of each unit, ``[units, d]``, and herds them at the end of the epoch."""
 
     def __init__(self, routine: Routine, *, memory_limit: int, fresh: bool) -> None:
         if not callable(routine):
@@ -143,7 +143,7 @@ class HerdingLearner:
             raise GradientError(
                 f"gradients of {batch.dtype}",
                 expected=f"{self._stored.dtype}, as earlier in this epoch",
-                remedy="Convert them: what is stored of an epoch has one dtype.",
+                remedy="Convert them: all gradients stored in an epoch must have the same dtype.",
             )
         if self._stored is None:
             self._check_memory(batch.dim, batch.dtype.itemsize)
@@ -213,7 +213,7 @@ class HerdingLearner:
         if self._stored is None or len(known) < len(self._counts) / 2:
             raise StepError(
                 f"report() with {len(known)} of {len(self._counts)} gradients of epoch {epoch} observed",
-                expected="a whole epoch of them, and the next one not begun",
+                expected="a complete epoch, before the next one begins",
                 remedy="Call it after the loop over the loader, in an epoch that learns.",
             )
         return report(epoch, self._stored[torch.from_numpy(known)], seed=seed)

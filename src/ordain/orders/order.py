@@ -1,4 +1,4 @@
-"""The public face of every order: a cursor, an arrangement and, where it learns, a source, a schedule and a learner."""
+"""The base class of all orders: a cursor, an arrangement and, if it learns, a source, a schedule and a learner."""
 
 from __future__ import annotations
 
@@ -42,44 +42,44 @@ _INNER = ("arrange", "members", "identity", "learner", "model")  # arguments of 
 class Order:
     """An order in which to visit ``n`` examples, epoch after epoch.
 
-    Units of ``group`` examples stay together and are ordered as one. The units are cut from the
-    first epoch, which is the same for every order of the same ``seed`` and ``n``.
+    Units of ``group`` examples stay together and are ordered as one. The units are formed from the
+    first epoch, which is the same for all orders with the same ``seed`` and ``n``.
 
-    To write an order of your own, subclass this and pass either ``arrange`` or ``learner``.
+    To write your own order, subclass this and pass either ``arrange`` or ``learner``.
 
     Args:
         n: the number of examples, or the (map-style) dataset itself.
-        group: how many examples make a unit; a unit's gradient is the mean of its examples'.
-        seed: everything random follows from it.
-        contiguous: whether a unit is ``group`` neighbouring examples, 0 .. group - 1 and so on, as where data is read
-            in blocks; else random ones. See docs/orders.md.
-        distributed: ``"auto"`` shares the order out to the ranks wherever torch.distributed is initialised; False, a
-            mode or a :class:`~ordain.distributed.Distributed` says otherwise: see docs/distributed.md.
-        arrange: for an order that looks at no gradient: ``arrange(epoch, units)`` returns ``[units]``, the units in the
-            order of that epoch. Epoch 0 is ``range(units)`` by convention.
+        group: the number of examples in a unit; a unit's gradient is the mean of its examples' gradients.
+        seed: determines all random numbers.
+        contiguous: whether a unit is ``group`` neighbouring examples (0 .. group - 1 and so on), for data that is read
+            in blocks, instead of random ones. See docs/orders.md.
+        distributed: ``"auto"`` shares the order between ranks if torch.distributed is initialised. False, a mode or a
+            :class:`~ordain.distributed.Distributed` overrides this: see docs/distributed.md.
+        arrange: for an order that does not use gradients: ``arrange(epoch, units)`` returns ``[units]``, the units in
+            the order of that epoch. Epoch 0 is ``range(units)`` by convention.
         members: ``[n]``, the examples in the order of epoch 0; a random permutation by default.
-        identity: what must agree, besides the arguments above, for a saved state to be loaded.
-        learner: for an order that looks at gradients: see :class:`~ordain.orders.learner.Learner`.
-        learn: in which epochs to learn; all by default. See :class:`~ordain.Schedule`.
-        model: watched from now on (never wrapped); ``None`` if gradients come through ``observe()``.
+        identity: settings, besides the arguments above, that must match for a saved state to be loaded.
+        learner: for an order that uses gradients: see :class:`~ordain.orders.learner.Learner`.
+        learn: the epochs in which to learn; all by default. See :class:`~ordain.Schedule`.
+        model: the model to watch (it is never wrapped); ``None`` if gradients are passed to ``observe()``.
         gradients: how ``step()`` gets per-example gradients: ``"exact"`` from the ordinary backward, ``"func"``
             by torch.func, ``"microbatch"`` from one backward for each unit; or a function that builds a
             :class:`~ordain.gradients.Source`.
         params: order by these parameters only: ``"head"``, the last linear layer that the model calls (found at the
-            first batch); names of parameters or modules; modules; or a test of a parameter's name. What comes before
-            them in the model may then be anything: see docs/gradients.md.
+            first batch); names of parameters or modules; modules; or a function of a parameter's name. Earlier layers
+            may then be of any kind: see docs/orders.md.
         loss_reduction: how the loss reduces over a batch, ``"mean"`` or ``"sum"``.
         batch_dim: the batch dimension of the model's inputs.
-        sketch: order by random sketches of this many numbers instead of longer gradients: O(sketch) memory, not O(d).
-        precondition: the optimizer, if it is Adam, AdamW or RMSprop: order by gradients as it scales them, divided by
+        sketch: order by random sketches of this many numbers instead of longer gradients, in O(sketch) memory.
+        precondition: the optimizer (Adam, AdamW or RMSprop): order by gradients as it scales them, divided by
             the roots of its second moments at the beginning of the epoch. See docs/orders.md.
 
     Attributes:
-        n: as above, in this process's shard if ranks are independent.
+        n: as above; the size of this process's shard if ranks are independent.
         group: as above.
         seed: as above.
         sampler: for ``DataLoader(..., sampler=order.sampler)``.
-        device: where the vectors of the order live.
+        device: the device of the order's vectors.
     """
 
     def __init__(
@@ -215,22 +215,22 @@ class Order:
 
     @property
     def epoch(self) -> int:
-        """The epoch being visited, from 0; it changes at the first draw of the next."""
+        """The current epoch, from 0; it changes at the first draw of the next one."""
         return self._cursor.epoch
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes this rank has sent to the others for the order; 0 where there are none."""
+        """How many bytes this rank has sent to other ranks for the order; 0 if there are none."""
         return self._view.sent
 
     @property
     def set_aside(self) -> int:
-        """How many examples' gradients were not finite and so took no part, over all epochs."""
+        """How many examples were left out because their gradients were not finite, over all epochs."""
         return self._arrangement.not_finite if self._learns else 0
 
     @property
     def joinable(self) -> Joinable:
-        """For torch's ``Join([model, order.joinable])``, where ranks have different numbers of batches."""
+        """For torch's ``Join([model, order.joinable])``, if ranks have different numbers of batches."""
         if not self._learns or self._ranks is None:
             raise StepError(
                 "joinable of an order that is not coordinated over ranks",
@@ -246,8 +246,8 @@ class Order:
             indices: the dataset index of each example of the batch (of all batches since the last step), in the order
                 of the batch: for loaders whose ``collate_fn`` or batch sampler sorts or drops examples. By default they
                 are the next ones drawn.
-            loss_scale: what the loss was multiplied by before its backward, if that changes from step to step; or the
-                ``torch.amp.GradScaler`` that did it, before its ``update()``. The gradients are divided by it.
+            loss_scale: the factor by which the loss was multiplied, if it changes from step to step; or the
+                ``torch.amp.GradScaler`` in use, before its ``update()``. The gradients are divided by it.
         """
         scale = 1.0 if type(loss_scale) is float and loss_scale == 1.0 else number_of(loss_scale)
         if self._learning:
@@ -256,7 +256,7 @@ class Order:
             self._cursor.step_uncounted()
 
     def observe(self, grads: Any, indices: Any = None) -> None:
-        """Take per-example gradients from the user instead of from the model: see docs/orders.md."""
+        """Observe per-example gradients that you computed yourself, instead of the model's: see docs/orders.md."""
         if self._learning:
             self._steps.learn(lambda: [self._given(grads)], indices)
         elif indices is None:
@@ -265,14 +265,14 @@ class Order:
             self._cursor.step_uncounted()
 
     def ignore(self) -> AbstractContextManager[None]:
-        """Forwards of the model in here do not count: a second pass over a batch, say. See docs/orders.md."""
+        """Context manager in which forwards of the model do not count, such as a second pass. See docs/orders.md."""
         return self._watched.ignore()
 
     def skip(self, count: int, indices: Any = None) -> None:
-        """The next ``count`` drawn examples will not be observed (a batch that is passed over with ``continue``).
+        """Skip the next ``count`` drawn examples, which will not be observed (a batch skipped with ``continue``).
 
-        They keep a place in the middle of the next epoch. Without this the next ``step()`` would take its
-        gradients for theirs. ``indices``: which examples they are, as in :meth:`step`.
+        They go in the middle of the next epoch. Without this call the next ``step()`` would attribute its
+        gradients to them. ``indices``: which examples they are, as in :meth:`step`.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise InputError(f"count={count!r}", expected="a number of examples >= 0", remedy="Pass len(x).")
@@ -287,7 +287,7 @@ class Order:
             self._count(count)
 
     def history(self, epoch: int) -> Indices:
-        """``[n]``: the examples in the order in which ``epoch`` visits (or visited) them."""
+        """Return ``[n]``, the examples in the order in which ``epoch`` visits (or visited) them."""
         if self._learns:
             return self._arrangement.history(epoch, self.epoch)
         if epoch < 0:
@@ -295,27 +295,27 @@ class Order:
         return self._units.expand(self._arranged(epoch))
 
     def resume(self, done: int | None = None) -> int:
-        """After :meth:`load_state_dict`: the next pass continues where the saved epoch stopped.
+        """Continue where the saved epoch stopped; call it after :meth:`load_state_dict`.
 
-        Without it the next pass begins the next epoch. ``done`` says how many examples of the epoch
+        Without this call the next pass begins the next epoch. ``done`` is the number of examples of the epoch that
         the saved run had trained on; an order that cannot know it raises: see docs/reliability.md.
 
         Returns:
-            The epoch that the next pass visits: this one, or the next if all of it is done.
+            The epoch that the next pass visits: the saved one, or the next if it was complete.
         """
         return self._cursor.resume(done)
 
     def detach(self) -> None:
-        """Leave the model exactly as it was found (an order that watches none has nothing to do)."""
+        """Remove all hooks from the model (an order without a model does nothing)."""
         self._watched.detach()
 
     def state_dict(self, *, vectors: bool = True, history: bool = True) -> State:
-        """All that is needed to continue: tensors, numbers and strings only. Changes nothing, at any time.
+        """Return the state needed to continue: tensors, numbers and strings only. It has no side effects.
 
         Args:
-            vectors: with what is as long as a gradient. Without it the state is small and takes microseconds, and
-                an order that loads it begins its balancing again in mid-epoch: see docs/reliability.md.
-            history: with what ``history(epoch)`` of past epochs needs.
+            vectors: include vectors as long as a gradient. Without them the state is small and takes microseconds, but
+                an order that loads it restarts its balancing mid-epoch: see docs/reliability.md.
+            history: include past epochs, for ``history(epoch)``.
         """
         state = {"version": STATE_VERSION, **self._identity, **self._cursor.save()}
         if not self._learns:
@@ -329,7 +329,7 @@ class Order:
         )
 
     def load_state_dict(self, state: State) -> None:
-        """Go back to a saved state; refuses, and changes nothing, if it is not this order's."""
+        """Load a saved state. A state of another order is refused, and nothing changes."""
         state = converted(state)
         check_identity(
             state,

@@ -1,4 +1,4 @@
-"""What an epoch's gradients say about ordering: how good the order was, and how good one can be."""
+"""How good an epoch's order was by its gradients, and how good an order can be."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HOLDS, _STALE = 0.5, 0.2
 
 @dataclass(frozen=True)
 class Report:
-    """Of one epoch, by the gradients that were observed in it.
+    """Statistics of the gradients that were observed in one epoch.
 
     Attributes:
-        epoch: which.
-        examples: how many gradients there were (units, with ``group=``).
+        epoch: the epoch.
+        examples: the number of gradients (of units, with ``group=``).
         noise: the share of a single gradient that is not the mean: tr Cov / (tr Cov + abs(mean)^2).
-        visited: the largest prefix sum (Eq. 3, l2) in the order in which they were visited, over a random order's.
+        visited: the largest prefix sum (Eq. 3, l2) in the order visited, relative to a random order's.
         possible: the same for the order that herding finds for them.
     """
 
@@ -33,7 +33,7 @@ class Report:
 
     @property
     def kept(self) -> float:
-        """How much of what herding can gain the visited order had: 1 is all, 0 is no better than random."""
+        """The share of herding's possible gain that the visited order had: 1 is all, 0 is no better than random."""
         return (1 - self.visited) / (1 - self.possible) if self.possible < 1 else 0.0
 
     def __str__(self) -> str:
@@ -46,9 +46,9 @@ class Report:
         elif self.kept >= _HOLDS:
             said.append("The order that was found an epoch ago still holds: gradients change slowly enough.")
         elif self.kept >= _STALE:
-            said.append("Part of the order that was found an epoch ago is lost, since gradients change.")
+            said.append("Gradients change, so part of what the order found an epoch ago gained is lost.")
         else:
-            said.append("Gradients change too much in an epoch for an order to hold: do not expect a gain here.")
+            said.append("Gradients change too much within an epoch for an order to hold: do not expect a gain here.")
         return " ".join(said)
 
 

@@ -1,4 +1,4 @@
-"""In which epochs an order learns. In the others it is visited as it is, and a step costs nothing extra."""
+"""The epochs in which an order learns. In the others it does not change, and a step costs nothing extra."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Always", "Every", "Schedule", "Until"]
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Any function of the epoch that says whether the order learns in it.
+    """A function of the epoch that returns whether the order learns in it.
 
     It must depend on the epoch alone, so that a resumed run learns in the same epochs. An object may also have a method
-    ``ends(epoch)``: does no epoch from this one on learn? Memory is then released.
+    ``ends(epoch)``, which returns True if no epoch from this one on learns. Memory is then released.
     """
 
     def __call__(self, epoch: int, /) -> bool:
-        """Are gradients looked at in this epoch, to find the order of the next?"""
+        """Whether to learn in this epoch, to find the order of the next one."""
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ class Steps:
             if self._ranks is not None:
                 if indices is not None:
                     raise InputError(
-                        "indices on an order that is coordinated over ranks",
+                        "indices= with an order that is coordinated over ranks",
                         expected="each rank to observe its examples in the order in which it drew them",
-                        remedy="Leave indices out.",
+                        remedy="Leave indices= out.",
                     )
                 self._learn_together(self._ranks, collect)
                 return

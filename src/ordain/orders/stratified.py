@@ -1,4 +1,4 @@
-"""Random reshuffling that mixes the classes evenly: what a shuffle leaves to chance, without looking at gradients."""
+"""Random reshuffling that mixes the classes evenly, without using gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Stratified"]
 
 
 class Stratified(Order):
-    """A new random order every epoch in which the classes are in proportion all the way.
+    """A new random order every epoch, in which every prefix holds the classes in proportion.
 
     Each class is shuffled and spread evenly over the epoch: its j-th of c examples gets the position (j + u) / c, with
-    one uniform random u for each class and epoch, and examples are visited by position. Of the first m examples, m p
-    are of a class with share p, give or take 1 + (C - 2) p, if there are C classes. That holds from the first epoch on,
-    which is therefore not the one that other orders of the seed share.
+    one uniform random u per class and epoch, and examples are visited by position. Of the first m examples, m p
+    are of a class with share p, give or take 1 + (C - 2) p for C classes. This holds in the first epoch too, so it
+    does not share its first epoch with other orders of the same seed.
 
     Args:
         labels: ``[n]``, the class of each example: integers or strings, in a list, an array or a tensor.

@@ -79,10 +79,10 @@ def verdict(trained: Run) -> list[str]:
     ours, theirs = table["grab"], table[BASELINE]
     if ours.sd is None or theirs.sd is None or ours.mean is None or theirs.mean is None:
         return []
-    steadier = f"{theirs.sd / ours.sd:.0f} times steadier" if ours.sd < theirs.sd / 2 else "no steadier"
+    smaller = f"{theirs.sd / ours.sd:.0f} times" if ours.sd < theirs.sd / 2 else "not clearly"
     return [
         f"GraB ends at a training loss of {ours.mean:.4f} ± {ours.sd:.4f} over seeds, random reshuffling at "
-        f"{theirs.mean:.4f} ± {theirs.sd:.4f}: {steadier}."
+        f"{theirs.mean:.4f} ± {theirs.sd:.4f}. GraB's standard deviation is {smaller} smaller."
     ]
 
 

@@ -106,7 +106,7 @@ def _allowed(alpha: float, limit: float) -> float:
         raise InputError(
             f"a step size of {alpha!r}",
             expected=f"0 < alpha <= {limit:.6g}, the largest that the proof allows here",
-            remedy="Leave step=None for the theorem's own.",
+            remedy="Leave step=None for the theorem's step size.",
         )
     return alpha
 

@@ -31,8 +31,8 @@ def smoothness(
 ) -> float:
     """L of Assumption 1: the largest |eigenvalue| of the mean loss's Hessian at the present weights.
 
-    Power iteration with Hessian-vector products; it comes from below, and stops when an iteration changes it
-    by less than ``tolerance`` of itself.
+    Power iteration with Hessian-vector products, which converges from below; it stops when an iteration changes the
+    estimate by less than the fraction ``tolerance``.
     """
     weights, _, mean_loss = _flat(model, loss, x, y)
     v = torch.randn(len(weights), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -96,7 +96,7 @@ def estimate_constants(
         loss: ``loss(model(x), y)``, the mean over the examples.
         x: ``[n, ...]``.
         y: ``[n, ...]``.
-        infimum: f*, or a number below it; 0 suits losses that are never negative.
+        infimum: f*, or a number below it; 0 for losses that are never negative.
         mu: the PL constant, which cannot be measured at one point.
 
     >>> x = torch.eye(2)

@@ -1,4 +1,4 @@
-"""One rule for each kind of module: from what its forward saw and its backward brought to per-example gradients."""
+"""One rule for each kind of module: per-example gradients from its inputs and output gradients."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Use:
         size: B, the number of examples.
         args: positional inputs, tensors detached.
         kwargs: keyword inputs, tensors detached.
-        grads: output leaf number (in pytree order) to the gradient that came back to it.
-        layouts: output leaf number to where the examples lie in it.
-        extra: what a rule's own ``watch`` put aside during the forward.
-        versions: of the inputs when the backward came by, to tell whether they were changed in place since.
+        grads: output leaf number (in pytree order) to its gradient.
+        layouts: output leaf number to where the examples are in it.
+        extra: the object that the rule's ``watch`` yielded during the forward.
+        versions: versions of the inputs at the backward, to detect later in-place changes.
     """
 
     path: str
@@ -103,19 +103,19 @@ RULES: dict[type[nn.Module] | str, tuple[Rule, Watch | None]] = {}
 
 
 def register_rule(*kinds: type[nn.Module] | str, watch: Watch | None = None) -> Callable[[Rule], Rule]:
-    """Register how modules of these kinds (and of subclasses that keep their forward) have per-example gradients.
+    """Register a rule for the per-example gradients of these modules (and of subclasses that keep their forward).
 
-    A kind may be a qualified name, ``"package.module.Class"``: a library need not be there to have a rule.
+    A kind may be a qualified name, ``"package.module.Class"``, so that its library need not be installed.
 
     A rule takes the module and its uses in one batch and returns the gradients of each of the module's own
-    trainable parameters, by its name in the module. Per-example gradients are those of the loss as it
-    was reduced; the 1/B of a mean is undone elsewhere.
+    trainable parameters, by its name in the module. Per-example gradients are those of the reduced loss; the 1/B of
+    a mean is undone elsewhere.
 
-    ``watch(module, path, args, kwargs)`` is for a module that a look at its inputs and outputs does not
-    explain: the module's forward runs inside the context that it gives, and what the context yields
-    becomes :attr:`Use.extra`. If that has a list ``outputs`` of tensors, their gradients are asked for too (see
+    ``watch(module, path, args, kwargs)`` is for a module whose gradients do not follow from its inputs and outputs:
+    the forward runs inside the context manager that it returns, and the object that this yields
+    becomes :attr:`Use.extra`. If that has a list ``outputs`` of tensors, their gradients are kept too (see
     :meth:`Use.inner`), and the list is emptied. A watch may also refuse a call before it is made. A rule with a watch
-    may answer for the parameters of submodules (``"out_proj.weight"``).
+    may return gradients for the parameters of submodules (``"out_proj.weight"``).
     """
 
     def register(rule: Rule) -> Rule:

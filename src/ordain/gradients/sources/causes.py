@@ -62,7 +62,7 @@ class Causes:
             return UnsupportedModuleError(
                 f"parameter {name!r}, which received no gradient although the backward passed through its layer",
                 expected="loss.backward() without inputs=",
-                remedy=f"Freeze what a step should not train: requires_grad_(False), and (True) after it; or {out}",
+                remedy=f"Freeze what a step should not train (requires_grad_(False)), and unfreeze it after; or {out}",
             )
         if twice:
             return UnsupportedModuleError(

@@ -292,7 +292,7 @@ class ExactSource:
             self._try_rule(record, module, uses, found)
         batch = self._joined(found, record.size)
         for p in differing([batch], [inspection.chosen[0]], inspection.found[0], self._offsets, **self._how()):
-            self._by_graph.setdefault(p, "its gradient is not what the calls of its module bring")
+            self._by_graph.setdefault(p, "its gradient is not the sum over the calls of its module")
 
     def _try_rule(
         self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]

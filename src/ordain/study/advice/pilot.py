@@ -163,17 +163,17 @@ def advise(pilot: Pilot) -> Advice:
     if not all(map(math.isfinite, pilot.rr)):
         return Advice(DO_NOT, "training with random reshuffling diverged: lower the rate first.")
     if not all(map(math.isfinite, pilot.ordered)):
-        return Advice(DO_NOT, "training diverged with the order, at a rate that random reshuffling stands.")
+        return Advice(DO_NOT, "training diverged with the order, but not with random reshuffling.")
     fall = 1 - sum(pilot.rr) / len(pilot.rr) / pilot.start if pilot.start > 0 else 0.0
     if fall < _BEGUN:
         return Advice(
             CANNOT_TELL,
-            f"in these steps the training loss fell by {100 * fall:.1f} % only; try again with more --steps.",
+            f"in these steps the training loss fell by only {100 * fall:.1f} %; try again with more --steps.",
         )
     found = gain(pilot)
     said = f"the training loss ended {100 * abs(found):.1f} % {'lower' if found >= 0 else 'higher'} than RR's"
     if found < WORTH:
-        noise = f"sampling noise is {100 * pilot.noise:.1f} % of it, which is what an order can remove"
+        noise = f"of it, {100 * pilot.noise:.1f} % is sampling noise, which an order can remove"
         return Advice(DO_NOT, f"{said}; {noise}." if pilot.noise < WORTH else f"{said}, and a gain of 1 % is needed.")
     if any(ours >= theirs for ours, theirs in zip(pilot.ordered, pilot.rr, strict=True)):
         return Advice(CANNOT_TELL, f"{said}, but not with every seed; try again with more --seeds.")

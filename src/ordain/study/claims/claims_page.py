@@ -20,8 +20,8 @@ from ordain.study.tasks import TASKS
 CLAIMS = (*training_claims.CLAIMS, *vector_claims.CLAIMS)
 _NAMES = (*training_claims.PAPER_TASKS, *training_claims.TABLES)
 _FIGURES = {
-    "when-it-pays": (pays_figure, "What GraB gains over RR, in epochs and in processor seconds, by learning rate"),
-    "when-it-pays-by-task": (tasks_figure, "The same for each task by itself: every seed, GraB and pairs"),
+    "when-it-pays": (pays_figure, "GraB's speed-up over RR, in epochs and in processor time, by learning rate"),
+    "when-it-pays-by-task": (tasks_figure, "The same for each task: every seed, GraB and pairs"),
 }
 
 
@@ -124,7 +124,7 @@ def _pays_table(found: list[Gain]) -> Table:
         )
         for gain in found
     ]
-    headings = ("run", "order", "rate", "times fewer epochs", "times fewer seconds", "final loss", "p", "seeds")
+    headings = ("run", "order", "rate", "speed-up, epochs", "speed-up, CPU time", "final loss", "p", "seeds")
     return Table("When does it pay?", headings, rows)
 
 

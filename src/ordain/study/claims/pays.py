@@ -108,11 +108,11 @@ def pays_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | No
             at = [gain.rate / best[name] for gain in of]
             look = style(place).line(1) | (_ALONE if len(at) == 1 else {})
             axes.plot(at, [_drawn(gain, part) for gain in of], label=titles[name], **look)
-        axes.set(title=f"{_PARTS[part].capitalize()}: times fewer than RR", xlabel="learning rate / RR's best rate")
+        axes.set(title=f"Speed-up over RR, {_PARTS[part]}", xlabel="learning rate / RR's best rate")
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.xaxis.set_minor_locator(NullLocator())
         finish(axes)
-    both[0].set_ylabel("GraB sooner above 1, RR below")
+    both[0].set_ylabel("above 1: GraB faster; below 1: RR faster")
     legend_below(figure)
     return figure
 
@@ -133,7 +133,7 @@ def tasks_figure(found: Sequence[Gain], titles: Mapping[str, str]) -> Figure | N
     for axes in grid[-1]:
         axes.set_xlabel("learning rate")
     legend_below(figure, columns=3, font=None)
-    figure.supylabel("times fewer until RR's lowest training loss at that rate", fontsize=9.5)
+    figure.supylabel("speed-up until RR's lowest training loss at that rate", fontsize=9.5)
     return figure
 
 

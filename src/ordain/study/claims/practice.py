@@ -188,10 +188,11 @@ def headline(found: Sequence[Point]) -> str:
             }
             for outcome in (True, False)
         )
-        by = f" (by {100 * max(won.values()):.1g} % at most)" if won else ""
+        by = f" (by at most {100 * max(won.values()):.1g} %)" if won else ""
         told.append(f"{name}: better in {len(won)}{by}, worse in {len(lost.keys() - won.keys())}")
     where = counted(len(settings), "setting")
-    return f"Against random reshuffling with a tuned rate and as much processor time, in {where}: {'; '.join(told)}."
+    compared = "Compared with random reshuffling at a tuned rate and for the same processor time"
+    return f"{compared}, in {where}: {'; '.join(told)}."
 
 
 def table(found: Sequence[Point]) -> Table:

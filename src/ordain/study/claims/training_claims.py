@@ -260,14 +260,14 @@ CLAIMS = (
     ),
     _claim(  # supported if worse than GraB; the comparison with RR does not vote
         "1-step GraB fails",
-        "An order from the first epoch, kept, “does not work well”.",
+        "Keeping the order that the first epoch finds “does not work well”.",
         ("mnist", "rr-train-loss-epochs"),
         _Comparison(_BOTH, "grab-1step", WORSE, against="grab"),
         _Comparison(_BOTH, "grab-1step", HELPS, counts=False),
     ),
     _claim(  # better than RR on the convex task and worse than GraB on the other
         "Retrain from GraB works on convex tasks only",
-        "GraB's last order, kept in a new run, is comparable to GraB on MNIST, “but not on the non-convex one”.",
+        "Training again in GraB's last order is comparable to GraB on MNIST, “but not on the non-convex one”.",
         ("mnist", "rr-difference"),
         _Comparison(_CONVEX, "retrain", HELPS),
         _Comparison(_OTHER, "retrain", WORSE, against="grab"),

@@ -69,7 +69,7 @@ CLAIMS = (
     ),
     Claim(
         "Greedy can be far worse than random (Statement 1)",
-        "There are vectors on which Algorithm 1's prefix sums grow like n, a random order's like the root of n.",
+        "There are vectors on which Algorithm 1's prefix sums grow like n, a random order's like the square root of n.",
         partial(_study, "statement1", "statement1", _greedy_fails),
         MECHANICS,
     ),

@@ -13,8 +13,8 @@ from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.progress import reporting
 
 _HEURISTIC = (
-    "This is a heuristic from a short run on part of the data, and it looks at the training loss only. "
-    "docs/study.md has its hits and misses. In your own loop: Herding(...).report()."
+    "This is a heuristic from a short run on part of the data, and it considers only the training loss. "
+    "docs/study.md lists its hits and misses. For your own loop, see Herding(...).report()."
 )
 
 
@@ -25,9 +25,9 @@ def advise(
     optimizer: Annotated[Literal["sgd", "adamw"], typer.Option(help="As for ordain run.")] = "sgd",
     decay: Annotated[Literal["constant", "cosine", "step"], typer.Option(help="As for ordain run.")] = "constant",
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of examples in each set.")] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of an epoch of the pilot, at most.")] = 200,
+    steps: Annotated[int, typer.Option(min=2, help="Maximum number of steps per epoch of the pilot.")] = 200,
     seeds: Annotated[int, typer.Option(min=2, help="Number of seeds per order.")] = 2,
-    data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
     verify: Annotated[bool, typer.Option(help="Check the data against their published checksums.")] = True,
 ) -> None:
     """Advise whether to order the data of a task, from three short epochs with and without ordering."""

@@ -21,7 +21,7 @@ data = typer.Typer(
 )
 
 _Folder = Annotated[
-    Path | None, typer.Option("--data-dir", help="The folder of all data sets.  [default: $ORDAIN_DATA, or a cache]")
+    Path | None, typer.Option("--data-dir", help="Folder with the data sets.  [default: $ORDAIN_DATA, or a cache]")
 ]
 
 

@@ -45,7 +45,7 @@ def run(
     ] = "tuned",
     jobs: Annotated[int, typer.Option(min=0, help="Number of worker processes; 0 runs jobs in this process.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads per worker.")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="The folder of all data sets.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of examples in each of the training, validation and test sets."),
@@ -70,7 +70,9 @@ def run(
         str | None, typer.Option(help="Initial BERT weights: a folder, or owner/name on the Hugging Face hub.")
     ] = None,
     memory_limit: Annotated[float, typer.Option(help="Memory limit of Greedy and herding in GiB.")] = 2.0,
-    greedy_hours: Annotated[float, typer.Option(help="Refuse Greedy if its herding takes longer.")] = 1.0,
+    greedy_hours: Annotated[
+        float, typer.Option(help="Refuse Greedy if its herding would take more hours in all.")
+    ] = 1.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard as well.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Run a vector study with small sizes.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the data against their published checksums.")] = True,

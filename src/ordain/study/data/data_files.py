@@ -165,7 +165,7 @@ class FoundFiles:
         file = next(file for file in self.dataset.files if file.key == key)
         remedy = f"Remove it and {self.dataset.remedy}"
         if self.verify:
-            remedy += ". A subset of your own is read with --no-verify (verify=False)."
+            remedy += ". To read your own subset, use --no-verify (verify=False)."
         path, expected = self.paths[key], f"a whole file of at most {file.limit:,} bytes"
         try:
             data = read_bytes(path, most=file.limit)

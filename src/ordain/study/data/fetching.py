@@ -120,8 +120,8 @@ def download(item: Download, target: Path, *, report: Report) -> None:
         while cause.__context__:  # the first of a chain of errors says in few words what happened
             cause = cause.__context__
         raise FetchError(
-            f"no whole file from {item.url} ({cause})",
-            expected="a connection that lasts",
+            f"no complete file from {item.url} ({cause})",
+            expected="a stable connection",
             remedy=f"{_AGAIN} later, or {by_hand}",
         ) from None
     except ValueError as error:

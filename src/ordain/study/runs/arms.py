@@ -181,7 +181,7 @@ def too_slow(arm: Arm, config: RunConfig, n: int, d: int) -> str | None:
         return None
     most = config.greedy_hours
     return (
-        f"greedy herding of {units:,} gradients of {d:,} numbers would take about {hours:.2g} hours an epoch; "
+        f"greedy herding of {units:,} gradients of {d:,} numbers would take about {hours:.2g} hours per epoch; "
         f"expected at most {most:g} hour{'s' * (most != 1)} for the {config.epochs - 1} epochs that herd. Raise "
         "--greedy-hours, order larger units (greedy@64), train on fewer examples with --limit, or use GraB, whose "
         "work is O(nd)."

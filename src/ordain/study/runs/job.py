@@ -185,7 +185,7 @@ def check_seed(out: Path, seed: int, model: nn.Module, order: Order | None) -> N
     if path.exists():
         if validated(dict[str, Any], path.read_bytes(), str(path)) != mine:
             raise StateError(
-                f"other initial weights for seed {seed} than those of the arms that ran before",
+                f"different initial weights for seed {seed} from those of earlier arms",
                 expected="the same weights, according to the digest in seeds/",
                 remedy="Use the versions listed in config.json, or a new folder.",
             )

@@ -104,5 +104,5 @@ class Statement1:
             f"orders and n^({fits['herding-10']:.2f}) for ten rounds of herding.",
             "The proof leaves out line 2 of Algorithm 1. With it the two kinds of vector are opposite, greedy "
             f"alternates between them, and its exponent is {fits['greedy-centred']:.2f}: as an example against "
-            "Algorithm 1 as printed, these vectors do not serve.",
+            "Algorithm 1 as printed, these vectors do not work.",
         ]

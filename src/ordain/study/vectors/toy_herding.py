@@ -80,7 +80,7 @@ class ToyHerding:
             f"{mean['random']:.3g}; one round of balancing and reordering leaves {mean['herding-1']:.3g}, ten rounds "
             f"{mean['herding-10']:.3g} ({mean['random'] / mean['herding-10']:.0f} times shorter).",
             f"Greedy, which compares all vectors at each step, reaches {mean['greedy']:.3g} here: on such vectors it "
-            f"is {compared} than ten rounds, and its failure needs vectors made for it (see statement1).",
+            f"is {compared} than ten rounds, and it fails on vectors constructed for that (see statement1).",
         ]
 
 
