@@ -65,7 +65,7 @@ def keep_out_of_compiled() -> None:
 
 def is_compiled(model: nn.Module) -> bool:
     """Has compiled code called us, or will the model call some?"""
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()  # not in torch 2.4
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()  # not in torch 2.5
     return callback not in (None, False) or any(
         getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
         for module in model.modules()
