@@ -20,7 +20,7 @@ from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
-_TINY = {
+TINY = {
     "hidden_size": 128,
     "num_attention_heads": 2,
     "intermediate_size": 512,
@@ -38,7 +38,7 @@ def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path
     words = bert_vocabulary(folder, verify=verify)
     own = folder / _FOLDER
     asked = weights or (own if own.is_dir() else None)
-    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
+    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (TINY, {}, "random weights")
     notes = (
         f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
         f"{version('transformers')}.",
@@ -55,23 +55,20 @@ def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path
     )
 
 
-def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
-    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to; and the labels."""
+def tokenizer(words: tuple[str, ...]) -> Any:
+    """BERT's uncased tokenizer."""
     from tokenizers import BertWordPieceTokenizer
 
-    tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
-    tokenizer.enable_truncation(LENGTH)
-    tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
-    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
-    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
+    return BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
 
 
-def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+def bert_config(shape: dict[str, int], words: int) -> Any:
+    """The configuration of a BERT of two layers with two classes."""
     import transformers
 
     bert: Any = transformers  # its types are too narrow
     # Without dropout an example's gradient depends only on the weights, and resumed runs are bit-identical.
-    config = bert.BertConfig(
+    return bert.BertConfig(
         vocab_size=words,
         num_hidden_layers=_LAYERS,
         hidden_dropout_prob=0.0,
@@ -79,7 +76,22 @@ def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.
         num_labels=2,
         **shape,
     )
-    model: nn.Module = bert.BertForSequenceClassification(config)
+
+
+def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
+    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to; and the labels."""
+    cutter = tokenizer(words)
+    cutter.enable_truncation(LENGTH)
+    cutter.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
+    found = cutter.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
+    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
+
+
+def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+    import transformers
+
+    bert: Any = transformers  # its types are too narrow
+    model: nn.Module = bert.BertForSequenceClassification(bert_config(shape, words))
     if tensors:
         model.get_submodule("bert").load_state_dict(tensors, strict=False)
     return model
@@ -91,7 +103,7 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
 
     folder, name = _find_weights(asked)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    needed = {key: config.get(key) for key in (*_TINY, "num_hidden_layers", "vocab_size")}
+    needed = {key: config.get(key) for key in (*TINY, "num_hidden_layers", "vocab_size")}
     whole = all(isinstance(value, int) for value in needed.values())
     if not whole or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
         raise InputError(
@@ -99,7 +111,7 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
             expected=f"a BERT of at least {_LAYERS} layers and {words:,} words",
             remedy="Use an uncased BERT.",
         )
-    shape = {key: config[key] for key in _TINY}
+    shape = {key: config[key] for key in TINY}
     given = {key.removeprefix("bert."): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
     own = _model(shape, {}, words).get_submodule("bert").state_dict()
     tensors = {key: tensor.float() for key, tensor in given.items() if key in own}
