@@ -71,7 +71,7 @@ def pretrain(
     """Train, and write ``config.json``, ``model.safetensors`` and ``pretraining.json`` to ``out``.
 
     A checkpoint is saved when ``every`` seconds have passed since the last one. A call with the same settings continues
-    from it, with the same result as without the interruption. Where the weights are there already, it returns their result.
+    from it, with the same weights as without the interruption. Weights that are there already stay, and so does their result.
     """
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
@@ -175,10 +175,16 @@ class _Pretraining:
         self._step, self._sum, self.losses = saved["step"], saved["sum"], saved["losses"]
 
     def _save(self) -> None:
-        state = {"settings": asdict(self.settings), "model": self.model.state_dict()}
-        state |= {"optimizer": self._optimizer.state_dict(), "step": self._step, "sum": self._sum}
+        state = {
+            "settings": asdict(self.settings),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "step": self._step,
+            "sum": self._sum,
+            "losses": self.losses,
+        }
         with replacing(self._out / _CHECKPOINT) as file:
-            torch.save(state | {"losses": self.losses}, file)
+            torch.save(state, file)
 
     def go(self, report: Report, every: float) -> None:
         """Train to the end."""
@@ -187,7 +193,7 @@ class _Pretraining:
         while self._step < whole:
             epoch, within = divmod(self._step, steps)
             order = torch.randperm(len(self._train), generator=self._random(epoch))
-            for rows in order.split(settings.batch_size)[within:]:
+            for rows in torch.split(order, settings.batch_size)[within:]:
                 self._optimizer.param_groups[0]["lr"] = settings.lr * _factor(self._step, whole)
                 ids, places = masked(self._train[rows], self._random(1_000_003 + self._step), self._words)
                 logits, y = self._predict(ids, places, self._train[rows])
@@ -227,7 +233,7 @@ class _Pretraining:
         self.model.eval()
         random = torch.Generator().manual_seed(0)
         loss, hits = 0.0, 0
-        for rows in valid.split(_CHUNK):
+        for rows in torch.split(valid, _CHUNK):
             logits, y = self._predict(*masked(rows, random, self._words), rows)
             loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
             hits += int((logits.argmax(dim=1) == y).sum())
@@ -243,9 +249,10 @@ def _factor(step: int, whole: int) -> float:
 
 def _check_settings(out: Path, there: dict[str, Any], here: Settings) -> None:
     """Refuse a folder that was written with other settings."""
-    differing = [f"{name} ({there.get(name)!r} there, {value!r} here)" for name, value in asdict(here).items()]
     differing = [
-        text for text, (name, value) in zip(differing, asdict(here).items(), strict=True) if there.get(name) != value
+        f"{name} ({there.get(name)!r} there, {value!r} here)"
+        for name, value in asdict(here).items()
+        if there.get(name) != value
     ]
     if differing:
         raise InputError(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ordain.errors import InputError
+from ordain.errors import InputError, MissingPackageError
 from ordain.study.data import Labelled, Splits, bert_vocabulary
 from ordain.study.tasks.classification import classifier, labels
 from ordain.study.tasks.task import LoadedTask, seeded
@@ -31,10 +32,24 @@ _FOLDER = "bert-tiny"  # in the data folder
 _FILES = ("config.json", "model.safetensors")  # pickled weights are never loaded, and so never downloaded
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _SHOWN = 12  # letters of a commit
+_RANK = 8  # of LoRA's matrices
 
 
-def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path | None, verify: bool) -> LoadedTask:
-    """Two layers of BERT with a classifier of two classes."""
+def bert(
+    splits: Splits,
+    *,
+    limit: int | None,
+    folder: Path,
+    weights: str | Path | None,
+    verify: bool,
+    trained: Literal["all", "head", "lora"] = "all",
+) -> LoadedTask:
+    """Two layers of BERT with a classifier of two classes.
+
+    ``trained``: all weights; the classifier only; or the classifier, and LoRA on queries and values of the attention.
+    """
+    if trained == "lora":
+        _require_peft()
     words = bert_vocabulary(folder, verify=verify)
     own = folder / _FOLDER
     asked = weights or (own if own.is_dir() else None)
@@ -43,10 +58,11 @@ def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path
         f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
         f"{version('transformers')}.",
         f"No dropout; at most {LENGTH} word pieces, padded.",
+        *_NOTES.get(trained, ()),
     )
     return classifier(
         replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
-        seeded(partial(_model, shape, tensors, len(words))),
+        seeded(lambda: _TRAINED[trained](_model(shape, tensors, len(words)))),
         encode=partial(_encode, words),
         forward=lambda model, x: model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits,
         limit=limit,
@@ -76,6 +92,40 @@ def bert_config(shape: dict[str, int], words: int) -> Any:
         num_labels=2,
         **shape,
     )
+
+
+def _head(model: nn.Module) -> nn.Module:
+    """What is in front of the classifier, the pooler too, stays as it is."""
+    model.requires_grad_(False)
+    model.get_submodule("classifier").requires_grad_(True)
+    return model
+
+
+def _lora(model: nn.Module) -> nn.Module:
+    import peft
+
+    # Without dropout, as in the model. PEFT trains the classifier as well.
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=_RANK, lora_alpha=2 * _RANK, target_modules=["query", "value"])
+    adapted: nn.Module = peft.get_peft_model(model, config)
+    return adapted
+
+
+_TRAINED: dict[str, Callable[[nn.Module], nn.Module]] = {"all": lambda model: model, "head": _head, "lora": _lora}
+_NOTES = {
+    "head": ("Only the classifier is trained.",),
+    "lora": (f"Only the classifier, and LoRA of rank {_RANK} on queries and values, are trained.",),
+}
+
+
+def _require_peft() -> None:
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"an error when importing 'peft' ({error})",
+            expected="the package that has LoRA",
+            remedy="Install it with: pip install 'ordain[peft]'",
+        ) from error
 
 
 def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
