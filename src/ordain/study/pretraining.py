@@ -71,7 +71,7 @@ def pretrain(
     """Train, and write ``config.json``, ``model.safetensors`` and ``pretraining.json`` to ``out``.
 
     A checkpoint is saved when ``every`` seconds have passed since the last one. A call with the same settings continues
-    from it, with the same weights as without the interruption. Weights that are there already stay, and so does their result.
+    from it, and ends with the same weights as without the interruption. Once they are there, it returns their result.
     """
     out.mkdir(parents=True, exist_ok=True)
     with only_one(out):
@@ -81,7 +81,7 @@ def pretrain(
             return found
         words = bert_vocabulary(folder, verify=verify)
         splits = load("wikitext2", folder, verify=verify)
-        train, valid = (_sequences(splits, part, words, settings.limit) for part in ("train", "valid"))
+        train, valid = (sequences(splits, part, words, settings.limit) for part in ("train", "valid"))
         run = _Pretraining(out, settings, words, train)
         run.resume()
         start = time.process_time()
@@ -105,7 +105,7 @@ def pretrain(
     return result
 
 
-def _sequences(splits: Splits, part: str, words: tuple[str, ...], limit: int | None) -> Tensor:
+def sequences(splits: Splits, part: str, words: tuple[str, ...], limit: int | None) -> Tensor:
     """``[n, LENGTH]``: the running text in word pieces, cut; a shorter remainder is left out."""
     vocabulary = splits.vocabulary or ()
     text = " ".join([vocabulary[number] for number in np.asarray(getattr(splits, part).x)])
