@@ -125,3 +125,17 @@ def test_too_little_text(tmp_path: Path) -> None:
     write_bert_vocab(tmp_path)
     with pytest.raises(InputError, match="at least 62"):
         train(tmp_path / "bert", tmp_path)
+
+
+@pytest.mark.parametrize("lr", ["0", "nan", "inf", "-1"])
+def test_a_rate_that_is_none(lr: str, tmp_path: Path) -> None:
+    result = call("pretrain", "--out", tmp_path / "bert", "--lr", lr)
+    assert result.exit_code == 2
+    assert "expected a finite rate above 0" in result.stderr
+    assert not (tmp_path / "bert").exists()
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(InputError, match=r"a loss of .*smaller --lr"):
+        train(tmp_path / "bert", data, settings=Settings(epochs=9, batch_size=2, limit=5, lr=1e38))
+    assert not (tmp_path / "bert" / "model.safetensors").exists()

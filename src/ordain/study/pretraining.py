@@ -198,6 +198,12 @@ class _Pretraining:
                 ids, places = masked(self._train[rows], self._random(1_000_003 + self._step), self._words)
                 logits, y = self._predict(ids, places, self._train[rows])
                 loss = nn.functional.cross_entropy(logits, y)
+                if not loss.isfinite():
+                    raise InputError(
+                        f"a loss of {float(loss.detach())} in step {self._step + 1:,}",
+                        expected="a finite one",
+                        remedy="Use a smaller --lr, and a new folder.",
+                    )
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
                 self._optimizer.step()
