@@ -16,6 +16,7 @@ COMMANDS = {  # the first lines of their own help
     "report": "Write a report on a run; for a folder of runs, one report each and an overview page.",
     "claims": "Check the paper's claims against a folder of runs, and write README.md and index.html there.",
     "pack": "Replace the records of each run by one compressed file. Resuming the run unpacks it again.",
+    "pretrain": "Pretrain the study's BERT on WikiText-2, for ordain run sst2 --weights FOLDER.",
     "run": "Train a task with several orders. The same command resumes an interrupted run.",
     "simulate-ranks": "Simulate ranks that order one data set together: how good their order is, and what they send.",
     "tasks": "List the tasks that ordain run trains.",

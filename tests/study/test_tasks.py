@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from study.recorded import call, record
+from study.recorded import DIGITS, call, record, repeatable
 from study.standard_files import WRITERS, write_bert_vocab, write_libsvm, write_mnist, write_qnli, write_sst2
 
+from ordain import RandomReshuffling, herding, reference
 from ordain.errors import InputError
 from ordain.study.commands.listing_commands import GRAB_COST
+from ordain.study.runs.arms import build_order, parse
 from ordain.study.runs.config import ABLATIONS
+from ordain.study.runs.job import Job
+from ordain.study.runs.runner import Progress, run
 from ordain.study.tasks import TASKS, LoadedTask
 from ordain.study.tasks.bert import settled
 from ordain.study.tasks.classification import split
@@ -24,7 +30,8 @@ from ordain.study.tasks.images import crop_and_flip
 from ordain.study.tasks.language import sequences
 from ordain.study.vectors import STUDIES
 
-BERTS = ("sst2", "qnli")
+TUNED = ("sst2", "sst2-head", "sst2-lora")
+BERTS = (*TUNED, "qnli")
 FILES = {**WRITERS, "digits": lambda folder: None}
 
 
@@ -293,6 +300,123 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
             TASKS["sst2"].load(tmp_path, weights=tmp_path / name, verify=False)
     with pytest.raises(InputError, match="--weights with digits"):
         TASKS["digits"].load(tmp_path, weights=tmp_path / "other")
+
+
+def of_a_small_bert(folder: Path) -> dict[str, Any]:
+    """SST-2, and options for a task that trains a BERT 8 wide on 11 examples of it."""
+    write_sst2(folder)
+    words = len((write_bert_vocab(folder) / "vocab.txt").read_text().split())
+    save_bert(folder / "small", words, layers=2)
+    return {"limit": 11, "weights": str(folder / "small")}
+
+
+def test_what_fine_tuning_trains(tmp_path: Path) -> None:
+    write("sst2", tmp_path)
+    for name, kinds in (("sst2-head", {"classifier"}), ("sst2-lora", {"lora_A", "lora_B", "classifier"})):
+        problem = TASKS[name].load(tmp_path, verify=False)
+        model = problem.build(0)
+        trained = {path: p for path, p in model.named_parameters() if p.requires_grad}
+        assert sum(p.numel() for p in trained.values()) == TASKS[name].parameters
+        assert {kind for kind in kinds if any(kind in path for path in trained)} == kinds
+        assert all(any(kind in path for kind in kinds) for path in trained)
+        whole, x = TASKS["sst2"].load(tmp_path, verify=False), problem.train_x[:4]
+        # LoRA starts as the model that it is put on.
+        torch.testing.assert_close(problem.forward(model, x), whole.forward(whole.build(0), x), rtol=0, atol=0)
+        assert any("trained" in note for note in problem.notes)
+
+
+class ReshufflingBook:
+    """What looks at no gradients."""
+
+    def __init__(self, first: list[int], dim: int) -> None:
+        self.order = RandomReshuffling(len(first), seed=3, distributed=False)
+        assert list(self.order.sampler) == first
+
+    def see(self, row: np.ndarray) -> None:
+        pass
+
+    def next_order(self) -> list[int]:
+        return list(self.order.sampler)
+
+
+class HerdingBook:
+    """Herding of the gradients of an epoch, one at a time."""
+
+    def __init__(self, first: list[int], dim: int) -> None:
+        self.order, self.rows = list(first), list[np.ndarray]()
+
+    def see(self, row: np.ndarray) -> None:
+        self.rows.append(row)
+
+    def next_order(self) -> list[int]:
+        found = herding.herd(torch.tensor(np.stack(self.rows)), rounds=10, tolerance=0.2)
+        self.order, self.rows = [self.order[i] for i in found], []
+        return self.order
+
+
+BOOKS: dict[str, Any] = {"rr": ReshufflingBook, "grab-pair": reference.PairGraB, "herding-head": HerdingBook}
+
+
+@pytest.mark.parametrize("arm", BOOKS)
+@pytest.mark.parametrize("name", TUNED)
+def test_fine_tuning_is_in_the_order_of_a_loop_over_examples(name: str, arm: str, tmp_path: Path) -> None:
+    problem = TASKS[name].load(tmp_path, verify=False, **of_a_small_bert(tmp_path))
+    model, twin = (problem.build(0).double().train() for _ in range(2))
+    order = build_order(parse(arm), model, 11, seed=3, memory_limit=2**20)
+    trained = {path: p for path, p in twin.named_parameters() if p.requires_grad}
+    looked_at = [p for path, p in trained.items() if "head" not in arm or "classifier" in path]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.2) for one in (model, twin)]
+    permutation = list(order.sampler)
+    book = BOOKS[arm](permutation, sum(p.numel() for p in looked_at))
+    for _ in range(3):
+        for start in range(0, 11, 4):
+            rows = permutation[start : start + 4]
+            for row in rows:
+                loss = problem.loss(problem.forward(twin, problem.train_x[[row]]), problem.train_y[[row]])
+                grads = torch.autograd.grad(loss, looked_at, allow_unused=True, materialize_grads=True)
+                book.see(torch.cat([grad.flatten() for grad in grads]).numpy())
+            for one in (model, twin):
+                problem.loss(problem.forward(one, problem.train_x[rows]), problem.train_y[rows]).backward()
+            order.step()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        permutation = list(order.sampler)
+        assert permutation == list(book.next_order())
+    order.detach()
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_fine_tuning_that_is_killed_resumes(name: str, tmp_path: Path) -> None:
+    options = of_a_small_bert(tmp_path / "data")
+    arms = ("grab-pair", "herding-head")
+    config = replace(DIGITS, task=name, arms=arms, batch_size=4, optimizer="adamw", decay="cosine", **options)
+    more: dict[str, Any] = {"data": tmp_path / "data", "verify": False, "checkpoint_every": 0.0}
+
+    def kill(progress: Progress) -> None:
+        if (progress.message.kind, progress.message.epoch) == ("checkpoint", 2):
+            raise Killed
+
+    run(config, tmp_path / "whole", **more)
+    for arm in arms:
+        with pytest.raises(Killed):
+            run(replace(config, arms=(arm,)), tmp_path / arm, report=kill, **more)
+        assert Job(arm, 0.1, 0).file(tmp_path / arm, "checkpoints").exists()
+        run(replace(config, arms=(arm,)), tmp_path / arm, **more)
+        assert repeatable(tmp_path / arm).items() <= repeatable(tmp_path / "whole").items()
+
+
+def test_lora_without_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("sst2", tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    result = call("run", "sst2-lora", "--data-dir", tmp_path / "data", "--no-verify", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "pip install 'ordain[peft]'" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_tasks_are_listed() -> None:

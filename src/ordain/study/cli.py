@@ -10,6 +10,7 @@ import ordain
 import ordain_cli
 from ordain.study.commands.advise_command import advise
 from ordain.study.commands.listing_commands import data, tasks
+from ordain.study.commands.pretrain_command import pretrain
 from ordain.study.commands.report_commands import claims, demo, pack, report
 from ordain.study.commands.run_command import run
 from ordain.study.commands.vector_commands import herd, simulate_ranks
@@ -33,6 +34,6 @@ def _main(
     """Options before the command."""
 
 
-for command in (herd, demo, advise, report, claims, pack, run, simulate_ranks, tasks):
+for command in (herd, demo, advise, report, claims, pack, pretrain, run, simulate_ranks, tasks):
     app.command()(command)
 app.add_typer(data, name="data")

@@ -6,8 +6,6 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -15,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ordain.errors import InputError
-from ordain.study.commands.terminal import compared, plain_errors, show
+from ordain.study.commands.terminal import compared, plain_errors, show, stoppable
 from ordain.study.progress import displaying, reporting
 
 if TYPE_CHECKING:
     from ordain.study.runs.config import RunConfig
     from ordain.study.runs.runner import Outcome
 
-_INTERRUPTED, _SEEDS = 130, 5
+_SEEDS = 5
 _Number = TypeVar("_Number", int, float)
 _ORDERS = "rr,so,flipflop,herding,grab,grab-pair"
 
@@ -89,7 +87,7 @@ def run(
     if name in STUDIES:
         with plain_errors():
             _refuse_others(context, name, {"name", "out", "seeds", "quick"})
-        with plain_errors(), _stoppable(folder), reporting(name, lines=True) as tell:
+        with plain_errors(), stoppable(folder), reporting(name, lines=True) as tell:
             run_study(name, folder, report=tell, seeds=seeds, quick=quick)
         with plain_errors():
             for sentence in STUDIES[name].sentences(folder):
@@ -135,7 +133,7 @@ def run(
             optimizer=optimizer,
             decay=decay,
         )
-        with _stoppable(folder), displaying(config.epochs) as report:
+        with stoppable(folder), displaying(config.epochs) as report:
             outcome = run_all(
                 config,
                 folder,
@@ -149,16 +147,6 @@ def run(
     _tell(outcome, config, folder)
     if outcome.failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _stoppable(folder: Path) -> Iterator[None]:
-    """On Ctrl-C, exit and print how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"ordain: stopped; results so far are in {folder}. Run the same command to resume.", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _refuse_others(context: typer.Context, name: str, taken: set[str]) -> None:

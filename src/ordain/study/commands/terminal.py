@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from ordain.errors import OrdainError
 
+_INTERRUPTED = 130  # the exit code
 _WIDTH = 130  # columns, if the output is not a terminal
 _COMPARED = (  # of the columns of a report
     "order",
@@ -40,6 +42,16 @@ def plain_errors() -> Iterator[None]:
         return
     typer.echo(f"ordain: {message}", err=True)
     raise typer.Exit(2)
+
+
+@contextmanager
+def stoppable(folder: Path) -> Iterator[None]:
+    """On Ctrl-C, exit and print how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"ordain: stopped; results so far are in {folder}. Run the same command to resume.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def compared(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[Sequence[str], ...]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ordain.errors import InputError
+from ordain.errors import InputError, MissingPackageError
 from ordain.study.data import Labelled, Splits, bert_vocabulary
 from ordain.study.tasks.classification import classifier, labels
 from ordain.study.tasks.task import LoadedTask, seeded
 
 LENGTH = 32  # the paper's longest sequence
 _LAYERS = 2
-_TINY = {
+TINY = {
     "hidden_size": 128,
     "num_attention_heads": 2,
     "intermediate_size": 512,
@@ -31,22 +32,37 @@ _FOLDER = "bert-tiny"  # in the data folder
 _FILES = ("config.json", "model.safetensors")  # pickled weights are never loaded, and so never downloaded
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _SHOWN = 12  # letters of a commit
+_RANK = 8  # of LoRA's matrices
 
 
-def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path | None, verify: bool) -> LoadedTask:
-    """Two layers of BERT with a classifier of two classes."""
+def bert(
+    splits: Splits,
+    *,
+    limit: int | None,
+    folder: Path,
+    weights: str | Path | None,
+    verify: bool,
+    trained: Literal["all", "head", "lora"] = "all",
+) -> LoadedTask:
+    """Two layers of BERT with a classifier of two classes.
+
+    ``trained``: all weights; the classifier only; or the classifier, and LoRA on queries and values of the attention.
+    """
+    if trained == "lora":
+        _require_peft()
     words = bert_vocabulary(folder, verify=verify)
     own = folder / _FOLDER
     asked = weights or (own if own.is_dir() else None)
-    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (_TINY, {}, "random weights")
+    shape, tensors, origin = _pretrained(asked, len(words)) if asked else (TINY, {}, "random weights")
     notes = (
         f"{_LAYERS} layers of BERT, {shape['hidden_size']} wide, from {origin}; transformers "
         f"{version('transformers')}.",
         f"No dropout; at most {LENGTH} word pieces, padded.",
+        *_NOTES.get(trained, ()),
     )
     return classifier(
         replace(splits, valid=None, test=splits.valid),  # GLUE does not publish its test labels: test on dev
-        seeded(partial(_model, shape, tensors, len(words))),
+        seeded(lambda: _TRAINED[trained](_model(shape, tensors, len(words)))),
         encode=partial(_encode, words),
         forward=lambda model, x: model(input_ids=x[:, 0], attention_mask=x[:, 1], token_type_ids=x[:, 2]).logits,
         limit=limit,
@@ -55,23 +71,20 @@ def bert(splits: Splits, *, limit: int | None, folder: Path, weights: str | Path
     )
 
 
-def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
-    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to; and the labels."""
+def tokenizer(words: tuple[str, ...]) -> Any:
+    """BERT's uncased tokenizer."""
     from tokenizers import BertWordPieceTokenizer
 
-    tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
-    tokenizer.enable_truncation(LENGTH)
-    tokenizer.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
-    found = tokenizer.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
-    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
+    return BertWordPieceTokenizer({word: number for number, word in enumerate(words)}, lowercase=True)
 
 
-def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+def bert_config(shape: dict[str, int], words: int) -> Any:
+    """The configuration of a BERT of two layers with two classes."""
     import transformers
 
     bert: Any = transformers  # its types are too narrow
     # Without dropout an example's gradient depends only on the weights, and resumed runs are bit-identical.
-    config = bert.BertConfig(
+    return bert.BertConfig(
         vocab_size=words,
         num_hidden_layers=_LAYERS,
         hidden_dropout_prob=0.0,
@@ -79,7 +92,56 @@ def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.
         num_labels=2,
         **shape,
     )
-    model: nn.Module = bert.BertForSequenceClassification(config)
+
+
+def _head(model: nn.Module) -> nn.Module:
+    """What is in front of the classifier, the pooler too, stays as it is."""
+    model.requires_grad_(False)
+    model.get_submodule("classifier").requires_grad_(True)
+    return model
+
+
+def _lora(model: nn.Module) -> nn.Module:
+    import peft
+
+    # Without dropout, as in the model. PEFT trains the classifier as well.
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=_RANK, lora_alpha=2 * _RANK, target_modules=["query", "value"])
+    adapted: nn.Module = peft.get_peft_model(model, config)
+    return adapted
+
+
+_TRAINED: dict[str, Callable[[nn.Module], nn.Module]] = {"all": lambda model: model, "head": _head, "lora": _lora}
+_NOTES = {
+    "head": ("Only the classifier is trained.",),
+    "lora": (f"Only the classifier, and LoRA of rank {_RANK} on queries and values, are trained.",),
+}
+
+
+def _require_peft() -> None:
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"an error when importing 'peft' ({error})",
+            expected="the package that has LoRA",
+            remedy="Install it with: pip install 'ordain[peft]'",
+        ) from error
+
+
+def _encode(words: tuple[str, ...], part: Labelled) -> tuple[Tensor, Tensor]:
+    """``[n, 3, T]``: word pieces, attention mask, and the index of the text that each belongs to; and the labels."""
+    cutter = tokenizer(words)
+    cutter.enable_truncation(LENGTH)
+    cutter.enable_padding(length=LENGTH, pad_id=words.index("[PAD]"))
+    found = cutter.encode_batch([text if len(text) == 2 else text[0] for text in part.x])
+    return torch.tensor([[one.ids, one.attention_mask, one.type_ids] for one in found]), labels(part)
+
+
+def _model(shape: dict[str, int], tensors: dict[str, Tensor], words: int) -> nn.Module:
+    import transformers
+
+    bert: Any = transformers  # its types are too narrow
+    model: nn.Module = bert.BertForSequenceClassification(bert_config(shape, words))
     if tensors:
         model.get_submodule("bert").load_state_dict(tensors, strict=False)
     return model
@@ -91,7 +153,7 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
 
     folder, name = _find_weights(asked)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    needed = {key: config.get(key) for key in (*_TINY, "num_hidden_layers", "vocab_size")}
+    needed = {key: config.get(key) for key in (*TINY, "num_hidden_layers", "vocab_size")}
     whole = all(isinstance(value, int) for value in needed.values())
     if not whole or config["vocab_size"] != words or config["num_hidden_layers"] < _LAYERS:
         raise InputError(
@@ -99,7 +161,7 @@ def _pretrained(asked: str | Path, words: int) -> tuple[dict[str, int], dict[str
             expected=f"a BERT of at least {_LAYERS} layers and {words:,} words",
             remedy="Use an uncased BERT.",
         )
-    shape = {key: config[key] for key in _TINY}
+    shape = {key: config[key] for key in TINY}
     given = {key.removeprefix("bert."): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
     own = _model(shape, {}, words).get_submodule("bert").state_dict()
     tensors = {key: tensor.float() for key, tensor in given.items() if key in own}

@@ -57,6 +57,26 @@ _RESNET = replace(
     defaults=Defaults(batch_size=64, rates=(0.1, 0.03, 0.01), epochs=30),
     make=partial(_AUGMENTED, model=resnet),
 )
+_SST2 = _bert("sst2", "SST-2", 60_615, 1500, batch_size=1)
+_HEAD = replace(
+    _SST2,
+    name="sst2-head",
+    title="BERT-Tiny's classifier on SST-2",
+    model="the classifier of that BERT",
+    parameters=258,
+    seconds_per_epoch=500,
+    defaults=replace(_SST2.defaults, rates=(0.03, 0.01, 0.003)),
+    make=partial(bert, trained="head"),
+)
+_LORA = replace(
+    _HEAD,
+    name="sst2-lora",
+    title="BERT-Tiny's shape on SST-2 by LoRA",
+    model="LoRA on that BERT",
+    parameters=8_450,
+    seconds_per_epoch=900,
+    make=partial(bert, trained="lora"),
+)
 _TASKS = (
     _logistic("digits", "digits", 1_294, 650, 0.03, _DIGITS),
     _logistic("mnist", "MNIST", 54_000, 7_850, 0.5, _MNIST),
@@ -66,7 +86,9 @@ _TASKS = (
     _RESNET,
     Task("wikitext2", "LSTM on WikiText-2", "wikitext2", _MODELS["lstm"], 59_675, 2_179_966, 1400, _LSTM, lstm),
     Task("gpt", "GPT on the characters of WikiText-2", "wikitext2", _MODELS["gpt"], 168_444, 120_704, 250, _GPT, gpt),
-    _bert("sst2", "SST-2", 60_615, 1500, batch_size=1),
+    _SST2,
+    _HEAD,
+    _LORA,
     _bert("qnli", "QNLI", 4_371, 60, batch_size=2),
     _logistic("a9a", "a9a", 29_305, 248, 0.25),
     _logistic("w8a", "w8a", 39_801, 602, 0.3),
