@@ -15,7 +15,7 @@ from ordain import GraB, reference
 from ordain.errors import OrdainError, UnsupportedModuleError
 from ordain.gradients.sources.vmap import FuncSource
 
-EPOCHS = 3
+EPOCHS = 2
 
 
 def forward(case: Case, indices: list[int]) -> tuple[Any, Tensor]:

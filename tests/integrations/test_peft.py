@@ -20,7 +20,7 @@ from ordain import GraB, Herding, herding, reference  # noqa: E402
 from ordain.errors import InputError, StateError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::ordain.errors.OrdainWarning")
-N, SIZE, EPOCHS, TOKENS, LENGTH = 11, 4, 3, 17, 5
+N, SIZE, EPOCHS, TOKENS, LENGTH = 11, 4, 2, 17, 5
 SHAPE: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 ATTENTION = ["q_proj", "v_proj"]
 TEXTS = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(0))
