@@ -97,7 +97,7 @@ def check(make_one: Callable[[], nn.Module], build: Callable[..., Any], book_of:
     optimizers = [torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.2) for one in (model, twin)]
     permutation = list(iter(order.sampler))
     book = book_of(permutation, sum(p.numel() for p in chosen))
-    for epoch in range(EPOCHS):
+    for epoch in range(1 if book_of is reference.PairGraB else EPOCHS):  # a mean needs a second one to be used
         for start in range(0, N, SIZE):
             indices = permutation[start : start + SIZE]
             watched, plain = losses(model, indices), losses(twin, indices)
