@@ -13,10 +13,11 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What hypothesis looks for, with other examples every time, and thirty times as many.
+# What hypothesis looks for, with other examples every time, and many more of them.
 test-nightly: $(READY)
 	ORDAIN_PROFILE=nightly $(BIN)/python -m pytest -q -n auto --maxprocesses 4 \
-		tests/orders/test_random_sequences.py tests/test_hostile.py tests/study/test_data_hypothesis.py
+		tests/orders/test_random_sequences.py tests/orders/test_every_order.py tests/orders/test_corrupted_states.py \
+		tests/balancing/test_devices.py tests/test_hostile.py tests/study/test_data_hypothesis.py
 
 lint: $(READY)
 	$(BIN)/ruff check

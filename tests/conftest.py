@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 # Deterministic examples (no order dependence, no flakes); compiled loops may make a first example slow.
 settings.register_profile(
-    "ordain", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    "ordain", deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 # ``make test-nightly``: other examples every time, and many.
 settings.register_profile(

@@ -38,8 +38,15 @@ class Setting:
 
 
 def combinations(settings: Sequence[Setting]) -> list[Any]:
-    """Every setting at all its sizes under a mean, and at the largest under a sum: one factor on all gradients."""
-    under = [(s, size, "mean") for s in settings for size in s.sizes] + [(s, max(s.sizes), "sum") for s in settings]
+    """Every setting at all its sizes, one of them under a sum, which is a factor on all gradients; others under a mean.
+
+    The largest size is under a mean; a setting of one size comes under both.
+    """
+    under = []
+    for s in settings:
+        *others, largest = sorted(s.sizes)
+        summed = others[-1] if others else largest
+        under += [(s, size, "mean") for size in (*others[:-1], largest)] + [(s, summed, "sum")]
     return [pytest.param(*one, id=f"{one[0].name}-{one[1]}-{one[2]}") for one in under]
 
 

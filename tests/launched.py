@@ -20,12 +20,10 @@ WORKERS = Path(__file__).parent / "workers"
 TIMEOUT = 240  # seconds: what hangs is a failure
 
 
-def launched(
-    script: str | Path, *args: Any, ranks: int, restarts: int = 0, torchrun: bool = False
-) -> subprocess.CompletedProcess[str]:
+def launched(script: str | Path, *args: Any, ranks: int, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     """Run ``script`` on so many ranks and wait for its end.
 
-    By torchrun if asked for, or if ranks that end are to be started again. Else as forks of one process, where that is
+    By torchrun if ranks that end are to be started again. Else as forks of one process, where that is
     safe: most of such a test is the import of torch, by torchrun and by each rank.
     """
     words = [str(WORKERS / script), *map(str, args)]
@@ -35,7 +33,7 @@ def launched(
     # A store of its own for each restart: the one that is shared with torchrun keeps addresses of ranks that are gone.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        if not (torchrun or restarts or sys.platform != "linux"):
+        if not (restarts or sys.platform != "linux"):
             return _forked(ranks, words, environment)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command += [f"--max-restarts={restarts}", *words]

@@ -19,7 +19,7 @@ from ordain.gradients.param_grads import OuterProduct
 from ordain.kernels.signs import batch_signs
 from ordain.kernels.torch_signs import torch_signs
 
-N, DIM, EPOCHS = 23, 6, 3
+N, DIM, EPOCHS = 23, 6, 2
 
 
 @pytest.mark.parametrize("name", BALANCERS)

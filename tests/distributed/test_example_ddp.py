@@ -1,4 +1,4 @@
-"""The example of data-parallel training, as a user runs it: by torchrun, stopped and taken up again."""
+"""The example of data-parallel training, stopped and taken up again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BATCH, RATE = 64, 0.01  # the example's own
 LINE = re.compile(r"epoch (\d): loss (\d\.\d+), the order sent ([\d,]+) bytes a step")
 
 
-def ran(folder: Path, *words: str, torchrun: bool = False) -> list[str]:
+def ran(folder: Path, *words: str) -> list[str]:
     options = ["--data-dir", folder / "no-data", "--checkpoint", folder / "run.pt"]
-    ended = launched(EXAMPLE, *options, *words, ranks=2, torchrun=torchrun)
+    ended = launched(EXAMPLE, *options, *words, ranks=2)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -57,7 +57,7 @@ def one_process(epochs: int) -> list[float]:
 
 
 def test_two_processes_and_resume(tmp_path: Path) -> None:
-    first = ran(tmp_path, "--epochs", "1", torchrun=True)
+    first = ran(tmp_path, "--epochs", "1")
     rest = ran(tmp_path, "--epochs", "2", "--resume")
     assert first[0] == rest[0] == "digits: 1,797 examples, 2 ranks, 64 examples a step"
     told = [LINE.fullmatch(line) for line in (*first[1:], *rest[1:])]

@@ -63,7 +63,7 @@ def a_rank(
     return [order.history(epoch).tolist() for epoch in range(epochs + 1)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     n=st.integers(1, 40),
     ranks=st.integers(1, 4),

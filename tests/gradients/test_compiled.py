@@ -15,7 +15,7 @@ from ordain import GraB, reference
 from ordain.errors import UnsupportedModuleError
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::ordain.errors.OrdainWarning")  # dynamo's own
-N, SIZE, EPOCHS, LAYERS = 24, 6, 3, 10
+N, SIZE, EPOCHS, LAYERS = 18, 6, 2, 9
 
 
 class Net(nn.Module):

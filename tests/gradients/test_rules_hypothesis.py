@@ -16,7 +16,7 @@ INSTANCE = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 BATCH = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SIZES = st.integers(1, 4)
 REDUCTIONS = st.sampled_from(["mean", "sum"])
-SOME = settings(max_examples=60, deadline=None)
+SOME = settings(max_examples=30, deadline=None)
 
 
 def several(data: st.DataObject, number: int, low: int, high: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 SIZE, FEW = st.integers(2, 6), st.integers(1, 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 6), steps=FEW, more=FEW, rows=st.integers(2, 40), width=FEW, padding=st.booleans())
 def test_embeddings(size: int, steps: int, more: int, rows: int, width: int, padding: bool) -> None:
     def build() -> nn.Module:
@@ -23,7 +23,7 @@ def test_embeddings(size: int, steps: int, more: int, rows: int, width: int, pad
     check(Setting("embedding", build, lambda b: (ids(b, steps, more, high=rows),)), size, "mean")
 
 
-@settings(max_examples=25, deadline=None)  # each goes through time once for every example
+@settings(max_examples=15, deadline=None)  # each goes through time once for every example
 @given(
     size=st.integers(2, 4),
     steps=st.integers(1, 4),
@@ -61,7 +61,7 @@ def test_recurrent(
     check(Setting("recurrent", build, lambda b: (torch.randn(b, steps, sizes[0]),)), size, "mean")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     size=SIZE,
     steps=st.tuples(FEW, FEW),

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-N = 17  # examples
+N = 14  # examples
 VOCABULARY, CLASSES, WIDTH = 7, 3, 8
 Batch = dict[str, Tensor]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -53,9 +57,11 @@ def expected(rows: Any, first: list[int], d: int, *, paired: bool, least: float 
     return orders
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+SIZES = [(1, 1), (2, 1), (12, 4), (12, 5), (13, 1), (13, 4), (13, 13), (41, 8)]
+
+
 @pytest.mark.parametrize("centering", ["mean", "pair"])
-@pytest.mark.parametrize(("n", "size"), [(1, 1), (2, 1), (12, 4), (12, 5), (13, 1), (13, 4), (13, 13), (41, 8)])
+@pytest.mark.parametrize(("n", "size", "wide"), [*((*one, True) for one in SIZES), (13, 4, False), (41, 8, False)])
 def test_orders_of_the_reference(n: int, size: int, centering: Any, wide: bool) -> None:
     field = gradient_field(n, D, seed=n)
 
@@ -107,7 +113,7 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize("centering", ["mean", "pair"])
 def test_inside_a_compiled_training_step(centering: Any) -> None:
     """Against a loop that takes the gradient of one example after the other, and is not compiled."""
-    n, size, rng = 22, 5, np.random.default_rng(1)
+    n, size, rng = 13, 5, np.random.default_rng(1)
     with jax.enable_x64(True):
         x, y = jnp.asarray(rng.normal(size=(n, 4))), jnp.asarray(rng.integers(0, 3, n))
         shapes = {"in": (4, 6), "bias": (6,), "out": (6, 3)}
@@ -127,7 +133,7 @@ def test_inside_a_compiled_training_step(centering: Any) -> None:
         twin, twin_opt = start, optimizer.init(start)
         kind: Any = reference.GraB if centering == "mean" else reference.PairGraB
         book = kind(np.asarray(grab.order(state)).tolist(), dim)
-        for _ in range(EPOCHS):
+        for _ in range(2):
             for at in range(0, n, size):
                 batch = grab.order(state)[at : at + size]
                 grads = [jax.grad(loss)(twin, x[i], y[i]) for i in book.sigma[at : at + size]]
@@ -191,3 +197,14 @@ def test_more_examples_than_there_are() -> None:
     state = grab.update(grab.init(6, D), np.ones((8, D), np.float32))
     with pytest.raises(StepError, match=r"8 examples were observed; expected at most n=6"):
         grab.next_epoch(state)
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a user runs it: started, and taken up again."""
+    path = Path(__file__).parents[2] / "examples" / "jax_mnist.py"
+    for words in (["--epochs", "1"], ["--epochs", "2", "--resume"]):
+        monkeypatch.setattr(sys, "argv", [str(path), "--out", str(tmp_path), *words])
+        runpy.run_path(str(path), run_name="__main__")
+    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in capsys.readouterr().out.splitlines()]
+    assert [match and match[1] for match in told] == ["1", "2"]
+    assert all(match and float(match[2]) < limit for match, limit in zip(told, (2.3, 0.5), strict=True))

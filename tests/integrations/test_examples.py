@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
@@ -82,21 +80,6 @@ def test_token_blocks(tmp_path: Path) -> None:
     assert [match and match[1] for match in told] == ["1", "2"]
     losses = [float(match[2]) for match in told if match]
     assert losses[1] < losses[0]
-
-
-def test_jax(tmp_path: Path) -> None:
-    """In processes of their own: see test_jax.py."""
-    for package in ("jax", "optax"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    command = [sys.executable, str(EXAMPLES / "jax_mnist.py"), "--out", str(tmp_path), "--epochs"]
-    first, second = (
-        subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
-        for words in (["1"], ["2", "--resume"])
-    )
-    told = [re.fullmatch(r"epoch (\d): loss (\d\.\d+)", line) for line in (*first, *second)]
-    assert [match and match[1] for match in told] == ["1", "2"]
-    assert all(match and float(match[2]) < limit for match, limit in zip(told, (2.3, 0.5), strict=True))
 
 
 def test_accelerate(tmp_path: Path) -> None:

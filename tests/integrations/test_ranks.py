@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ for package in ("accelerate", "lightning", "transformers"):
 from workers.frameworks import EPOCHS, GLOBAL, N, by_hand, language  # noqa: E402
 
 from ordain.distributed.rank_view import dealt  # noqa: E402
+
+one_loop = cache(by_hand)
 
 TRAINED = [
     "by hand",
@@ -42,7 +45,7 @@ def same_weights(one: list[float], other: list[float], dtype: torch.dtype = torc
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_orders_and_weights_of_one_process(found: list[dict[str, Any]], name: str) -> None:
-    expected, ranks = by_hand(1), len(found)
+    expected, ranks = one_loop(1), len(found)
     assert len({tuple(order) for order in expected["orders"]}) == EPOCHS
     for rank, one in enumerate(found):
         assert one[name]["orders"] == expected["orders"]
@@ -55,7 +58,7 @@ def test_orders_and_weights_of_one_process(found: list[dict[str, Any]], name: st
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_in_mid_epoch(found: list[dict[str, Any]], name: str) -> None:
     """After one of the second epoch's two steps."""
-    expected, ranks = by_hand(1), len(found)
+    expected, ranks = one_loop(1), len(found)
     for rank, one in enumerate(found):
         assert one[name]["orders"] == expected["orders"]
         same_weights(one[name]["weights"], expected["weights"])

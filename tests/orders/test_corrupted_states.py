@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -18,7 +19,7 @@ from ordain.errors import StateError
 from ordain.orders import ORDERS
 
 NAMES = sorted({*ORDERS, *MORE})
-ROUNDS = 400
+ROUNDS = 4000 if os.environ.get("ORDAIN_PROFILE") == "nightly" else 150
 NUMBERS = [
     0,
     1,

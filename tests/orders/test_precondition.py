@@ -17,7 +17,7 @@ from ordain import GraB, Greedy, Herding, RandomReshuffling, reference
 from ordain.errors import InputError, StateError, StepError
 from ordain.gradients import Dense, Sketch
 
-N, SIZE, EPOCHS = 27, 6, 3
+N, SIZE, EPOCHS = 27, 6, 2
 Optimizer = torch.optim.Optimizer
 
 

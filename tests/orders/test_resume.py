@@ -43,8 +43,10 @@ def test_resumed_at_any_step_with_a_plain_loader(name: str) -> None:
     assert len(whole.seen) == N * EPOCHS
     check(Run(name).go(kept=kept), whole, 0)  # saving changes nothing
     assert len(kept) == STEPS * EPOCHS
-    for stop, saved in enumerate(kept[:-1], start=1):
-        check(Run(name).load(saved).go(), whole, stop)
+    # For the variants of GraB, around and in the second epoch: later ones are like it.
+    stops = range(STEPS - 1, 2 * STEPS + 2) if name.startswith("grab-") else range(1, len(kept))
+    for stop in stops:
+        check(Run(name).load(kept[stop - 1]).go(), whole, stop)
 
 
 LEARN = Every(2)
@@ -231,7 +233,7 @@ def test_resumed_with_a_stateful_loader(options: str) -> None:
     keywords = LOADERS[options]
     whole = Run("grab", **{name: value for name, value in keywords.items() if name == "drop_last"}).go()
     steps = STEPS - ("drop_last" in keywords)
-    stops = (1, 2, steps, steps + 2, -1) if not keywords.get("num_workers") else (2, steps, -1)
+    stops = (1, 2, steps, steps + 2, -1) if not keywords.get("num_workers") else (2, -1)
     for stop in stops:
         stopped = Run("grab", stateful=True, **keywords).go(stop)
         for how in ("order", "loader", "both"):
@@ -246,7 +248,7 @@ def test_resumed_with_a_stateful_loader(options: str) -> None:
 @pytest.mark.parametrize("name", sorted(ORDERS))
 def test_a_stateful_loader_tells_orders_that_do_not_know(name: str) -> None:
     whole = Run(name).go()
-    for stop in (2, STEPS, STEPS + 1):
+    for stop in (STEPS, STEPS + 1):
         saved = Run(name, stateful=True).go(stop).saved
         check(Run(name, stateful=True).load(saved, loader=True).go(), whole, stop)
 

@@ -111,7 +111,7 @@ def slow_orders(z: NDArray[Any], way: Sharing, first: Order, epochs: int) -> lis
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     method=st.sampled_from(["exact", "sum", "independent", "cd-grab"]),
     paired=st.booleans(),

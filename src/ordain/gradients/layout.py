@@ -52,10 +52,14 @@ class Layout(NamedTuple):
         shape = *tensor.shape[: self.axis], *parts, *tensor.shape[self.axis + 1 :]
         return tensor.reshape(shape).movedim(self.axis + self.interleaved, 0)
 
-    def separates(self, sizes: Tensor, largest: float, chosen: Tensor) -> bool:
-        """Is the gradient of the chosen examples, of these absolute values, zero in the rows of all others?"""
-        others = ~self.rows(chosen, sizes.shape[self.axis])
-        return not bool((sizes > _SMALL * largest).movedim(self.axis, 0)[others].any())
+    def others(self, chosen: Tensor, length: int) -> Tensor:
+        """Of the examples ``[B]`` that are not chosen: which rows of ``length`` are theirs."""
+        return (~self.rows(chosen, length)).nonzero()[:, 0]
+
+    def separates(self, sizes: Tensor, largest: float, others: Tensor) -> bool:
+        """Is a gradient of some examples, of these absolute values, zero in the rows of the ``others``?"""
+        left = sizes.index_select(self.axis, others)
+        return not left.numel() or float(left.max()) <= _SMALL * largest
 
 
 def layouts(shape: Sequence[int], size: int, batch_dim: int) -> list[Layout]:

@@ -178,6 +178,8 @@ class Sightings:
         self.possible: dict[tuple[Any, int], list[Layout]] = {}  # by anything hashable, and output number
         self.seen: set[tuple[Any, int]] = set()
         self.shapes: dict[tuple[Any, int], Sequence[int]] = {}
+        self._others: dict[tuple[int, bool], Tensor] = {}  # rows, of the examples that were chosen last
+        self._chosen: Tensor | None = None
 
     def see(self, key: Any, number: int, grad: Tensor, chosen: Tensor) -> None:
         """The gradient at output ``number`` when only the chosen examples have one."""
@@ -188,7 +190,17 @@ class Sightings:
         largest = float(sizes.max()) if grad.numel() else 0.0
         if 0.0 < largest < float("inf"):
             self.seen.add(name)
-            self.possible[name] = [way for way in self.possible[name] if way.separates(sizes, largest, chosen)]
+            ways = [(way, self._rows_of_others(way, sizes.shape[way.axis], chosen)) for way in self.possible[name]]
+            self.possible[name] = [way for way, others in ways if way.separates(sizes, largest, others)]
+
+    def _rows_of_others(self, way: Layout, length: int, chosen: Tensor) -> Tensor:
+        """The same for all nodes that have as many rows: there may be thousands."""
+        if chosen is not self._chosen:
+            self._chosen, self._others = chosen, {}
+        key = length, way.interleaved
+        if key not in self._others:
+            self._others[key] = way.others(chosen, length)
+        return self._others[key]
 
     def layout(self, key: Any, number: int) -> Layout | None:
         """The likeliest layout that is left; None if there is none."""

@@ -172,7 +172,7 @@ class Inspection:
         finally:
             self._divert(None)
         agree = [
-            known.separates(one.abs(), largest, chosen)
+            known.separates(one.abs(), largest, known.others(chosen, one.shape[known.axis]))
             for chosen, several in found
             for one, (_, _, known) in zip(several, below, strict=True)
             if one is not None and one.numel() and (largest := float(one.abs().max()))
