@@ -59,6 +59,7 @@ LEARN: dict[str, Schedule] = {  # of the orders above, where it is not Always()
     "grab-1step": Until(1),
     "grab-lazy": Every(3, after=2),
     "grab-head-lazy": Every(3, after=2),
+    "herding-head-lazy": Every(3, after=2),
     "grab-every-second": Every(2),
     "grab-pair-later": later,
 }

@@ -85,7 +85,7 @@ ORDERS: dict[str, Recipe] = {
         Recipe("grab-head", "GraB, pairs, by the head", partial(GraB, centering="pair", params="head")),
         Recipe("grab-walk", "GraB, walk", partial(GraB, balancer=SelfBalancingWalk(c=5.0))),
         Recipe("grab-halving", "GraB, kernel halving", partial(GraB, centering="pair", balancer=KernelHalving())),
-        Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1))),
+        Recipe("grab-1step", "1-step GraB", partial(GraB, learn=Until(1)), learn=Until(1)),
         _lazy("grab", "GraB", GraB),
         _lazy("grab-head", "GraB, pairs, by the head", GraB, centering="pair", params="head"),
         _lazy("herding-head", "offline herding, by the head", Herding, params="head", sketch=1024),

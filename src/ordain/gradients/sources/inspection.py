@@ -76,6 +76,8 @@ class Inspection:
         self.graph = graph
         self.sightings = Sightings(size, batch_dim)
         self._params, self._returned = list(graph.sinks), returned
+        if not self._params:
+            self.failed = "none of the parameters to order by is part of the graph"
         self._counts, self._divert, self._inspected, self._again = counts, divert, inspected, again
         self._sending: Tensor | None = None  # the examples whose gradient is being sent
         self._from = -1  # the node that it is sent from
@@ -162,6 +164,8 @@ class Inspection:
     def _agrees(self, edge: GradientEdge, way: Layout, grad: Tensor) -> bool:
         """Does the gradient of some examples, if they lie so, come to the same examples where that is certain?"""
         below = self._below(edge.node)
+        if not below:
+            return False
         edges = [GradientEdge(node, output) for node, output, _ in below]
         sent = partial(torch.autograd.grad, [edge], edges, retain_graph=True, allow_unused=True)
         self._divert({})
