@@ -40,6 +40,7 @@ from torch.nn.functional import cross_entropy
 
 from ordain import Always, Every, FixedOrder, GraB, Schedule, Until
 from ordain.errors import GradientError, StepError
+from ordain.orders import ORDERS
 
 SEQUENCES = settings(stateful_step_count=30)
 UNITS: dict[str, Callable[[int], Any]] = {
@@ -317,3 +318,9 @@ class Trained(Machine):
 @pytest.mark.parametrize("machine", [Observed, Trained])
 def test_random_sequences(machine: type[Machine]) -> None:
     run_state_machine_as_test(machine, settings=SEQUENCES)
+
+
+def test_recipes_say_when_they_learn() -> None:
+    assert {name: recipe.learn for name, recipe in ORDERS.items()} == {
+        name: LEARN.get(name, Always()) for name in ORDERS
+    }

@@ -94,3 +94,11 @@ def test_no_costs_of_ours(folder: Path) -> None:
     (folder / "costs.json").write_text("[]")
     with pytest.raises(InputError, match=r"benchmarks\.costs"):
         practice.points(folder)
+
+
+def test_the_cost_of_an_order_that_learns_in_some_epochs(tmp_path: Path) -> None:
+    write(tmp_path, 8, {"rr": {0.1: 0.3}, "herding-head-lazy": {0.1: 0.3}})
+    (tmp_path / "costs.json").write_text(json.dumps({"seconds": {"mnist": {"rr": 2.0, "herding-head-lazy": 2.5}}}))
+    found = {point.arm: point.seconds for point in practice.points(tmp_path)}
+    # Half a second more an epoch is 1.5 for each that learns: of eight epochs 0, 1, 4 and 7.
+    assert found == {"rr": 16.0, "herding-head-lazy": 16.0 + 4 * 1.5}
