@@ -33,10 +33,10 @@ PARTS = {"mnist": 6400, "a9a": 6400, "cifar10": 1600, "cifar10-augmented": 1600,
 ARMS = {
     "mnist": ("rr-ema", "stratified", "flipflop", "grab", "grab-pair", "grab-lazy"),
     "a9a": ("rr-ema", "flipflop", "grab", "grab-pair", "grab-lazy"),
-    "cifar10": ("rr-ema", "stratified", "grab-pair", "grab-head", "herding-head"),
-    "cifar10-augmented": ("grab-head", "herding-head"),
+    "cifar10": ("rr-ema", "stratified", "grab-pair", "grab-head", "herding-head", "herding-head-lazy"),
+    "cifar10-augmented": ("grab-head", "herding-head", "herding-head-lazy"),
     "cifar10-resnet": ("herding-head",),
-    "gpt": ("grab-pair", "herding-head"),
+    "gpt": ("grab-pair", "herding-head", "herding-head-lazy"),
 }
 CYCLE = 3  # epochs: a lazy order learns in one of them
 
