@@ -27,7 +27,7 @@ from ordain.study.runs.loop import epoch_of_steps, make_optimizer
 from ordain.study.runs.run_folder import provenance
 from ordain.study.tasks import TASKS
 
-ROUNDS = 9
+ROUNDS = 15
 WARM_UP = 3  # epochs of the part, in which models are inspected
 PARTS = {"mnist": 6400, "a9a": 6400, "cifar10": 1600, "cifar10-augmented": 1600, "cifar10-resnet": 1280, "gpt": 640}
 ARMS = {
