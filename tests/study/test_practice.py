@@ -90,6 +90,24 @@ def test_the_page_begins_with_it(folder: Path) -> None:
     assert page.verdict in (folder / "index.html").read_text()
 
 
+def test_two_orders_at_equal_time(folder: Path) -> None:
+    (alone,) = (point for point in practice.points(folder) if point.arm == "grab")
+    write(folder, 4, {"rr": {0.1: 0.6, 0.2: 0.5, 0.4: 0.7}, "grab": {0.2: 0.44, 0.4: 0.3}, "grab-pair": {0.2: 0.35}})
+    costs = {"rr": 2.0, "grab": 3.0, "grab-pair": 3.0}
+    (folder / "costs.json").write_text(json.dumps({"seconds": {"mnist": costs}}))
+    found = practice.points(folder)
+    grab, pair = (next(point for point in found if point.arm == arm) for arm in ("grab", "grab-pair"))
+    assert alone.equal["test"].holm == alone.equal["test"].p
+    ps = sorted(point.equal["test"].p or 0.0 for point in (grab, pair))
+    assert sorted(point.equal["test"].holm or 0.0 for point in (grab, pair)) == pytest.approx(
+        [2 * ps[0], max(2 * ps[0], ps[1])]
+    )
+    # Both are better than RR: the headline tells of the one that gains more.
+    gains = [-(point.equal["test"].difference or 0.0) / point.values["test"].mean() for point in (grab, pair)]
+    assert min(gains) > 0
+    assert f"test loss: better in 1 (by at most {100 * max(gains):.1g} %)" in practice.headline(found)
+
+
 def test_no_costs_of_ours(folder: Path) -> None:
     (folder / "costs.json").write_text("[]")
     with pytest.raises(InputError, match=r"benchmarks\.costs"):

@@ -146,15 +146,27 @@ def final_values(entry: Entry, decay: str) -> dict[str, pd.Series]:
 
 
 def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
-    """Add the comparison with RR's values at the same processor time, between its lengths."""
-    for point in found:
-        rr = sorted(
-            (other for other in found if other.setting == point.setting and other.arm == BASELINE),
-            key=lambda other: other.seconds,
-        )
-        inside = point.arm != BASELINE and len(rr) > 1 and rr[0].seconds <= point.seconds <= rr[-1].seconds
-        at = {measure: _between(rr, measure, point.seconds) for measure in _MEASURES} if inside else {}
-        yield replace(point, equal={measure: compare(point.values[measure], of) for measure, of in at.items()})
+    """Add the comparison with RR's values at the same processor time, between its lengths; Holm's p over the orders."""
+    for setting in dict.fromkeys(point.setting for point in found):
+        own = [point for point in found if point.setting == setting]
+        rr = sorted((point for point in own if point.arm == BASELINE), key=lambda point: point.seconds)
+        inside = {
+            number
+            for number, point in enumerate(own)
+            if point.arm != BASELINE and len(rr) > 1 and rr[0].seconds <= point.seconds <= rr[-1].seconds
+        }
+        equal = {
+            measure: corrected(
+                {
+                    str(number): compare(own[number].values[measure], _between(rr, measure, own[number].seconds))
+                    for number in inside
+                }
+            )
+            for measure in _MEASURES
+        }
+        for number, point in enumerate(own):
+            mine = {measure: of[str(number)] for measure, of in equal.items() if number in inside}
+            yield replace(point, equal=mine)
 
 
 def _between(rr: Sequence[Point], measure: str, seconds: float) -> pd.Series:
@@ -172,7 +184,7 @@ def better(comparison: Comparison | None, measure: str) -> bool | None:
 
 
 def headline(found: Sequence[Point]) -> str:
-    """One sentence: at how many settings an order beats RR at equal processor time, and by how much."""
+    """One sentence: in how many settings any order beats RR at equal processor time, and by how much."""
     tested = [point for point in found if point.equal]
     settings = list(dict.fromkeys(point.setting for point in tested))
     if not settings:
@@ -180,16 +192,16 @@ def headline(found: Sequence[Point]) -> str:
     told = []
     for measure in _JUDGED:
         name = _MEASURES[measure].removesuffix(", %")
-        won, lost = (
-            {
-                point.setting: abs(point.equal[measure].difference or 0.0) / point.values[measure].mean()
-                for point in tested
-                if better(point.equal[measure], measure) is outcome
-            }
-            for outcome in (True, False)
-        )
-        by = f" (by at most {100 * max(won.values()):.1g} %)" if won else ""
-        told.append(f"{name}: better in {len(won)}{by}, worse in {len(lost.keys() - won.keys())}")
+        outcomes = [(point, better(point.equal[measure], measure)) for point in tested]
+        won = {point.setting for point, outcome in outcomes if outcome}
+        lost = {point.setting for point, outcome in outcomes if outcome is False} - won
+        gains = [
+            abs(point.equal[measure].difference or 0.0) / point.values[measure].mean()
+            for point, outcome in outcomes
+            if outcome
+        ]
+        by = f" (by at most {100 * max(gains):.1g} %)" if gains else ""
+        told.append(f"{name}: better in {len(won)}{by}, worse in {len(lost)}")
     where = counted(len(settings), "setting")
     compared = "Compared with random reshuffling at a tuned rate and for the same processor time"
     return f"{compared}, in {where}: {'; '.join(told)}."
