@@ -30,8 +30,10 @@ class Model(nn.Module):
         return self.function(self.layers, *inputs)
 
 
-def compare(model: nn.Module, batches: list[Any], losses: Callable[[Any], Tensor], **options: Any) -> None:
-    """Rows against the gradient of each example's own loss, on the forward of a twin."""
+def compare(
+    model: nn.Module, batches: list[Any], losses: Callable[[Any], Tensor], *, only: str = "", **options: Any
+) -> None:
+    """Rows against the gradient of each example's own loss, on the forward of a twin; ``only`` of these parameters."""
     model = model.double()
     source = ExactSource(model, **options)
     parameters = list(model.parameters())
@@ -41,9 +43,8 @@ def compare(model: nn.Module, batches: list[Any], losses: Callable[[Any], Tensor
         each = losses(twin(*inputs))
         wanted = []
         for one in each:
-            grads = torch.autograd.grad(
-                one, list(twin.parameters()), retain_graph=True, allow_unused=True, materialize_grads=True
-            )
+            own = [p for name, p in twin.named_parameters() if name.startswith(only)]
+            grads = torch.autograd.grad(one, own, retain_graph=True, allow_unused=True, materialize_grads=True)
             wanted.append(torch.cat([g.reshape(-1) for g in grads]))
         losses(model(*inputs)).mean().backward()
         ((batch, size),) = source.collect()
@@ -84,6 +85,22 @@ def test_as_many_classes_as_examples_behind_steps_first() -> None:
 def test_steps_first_inside_as_many_as_examples() -> None:
     model = Model(steps_first, e=nn.Linear(4, 5), o=nn.Linear(5, 3))
     compare(model, numbers(*[(B, T, 4)] * 8), lambda out: by_example(out.transpose(0, 1)))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("params", ["head", "layers.o"])
+def test_a_part_of_a_model_that_returns_steps_first(params: str, flat: bool) -> None:
+    """As many steps as examples: their dimension is shown by some of the examples alone."""
+
+    def forward(layers: Any, x: Tensor) -> Tensor:
+        hidden = layers["r"](x.transpose(0, 1))[0]
+        return layers["o"](hidden.flatten(0, 1) if flat else hidden)  # type: ignore[no-any-return]
+
+    def losses(out: Tensor) -> Tensor:
+        return by_example(out.view(T, -1, 3).transpose(0, 1))
+
+    model = Model(forward, r=nn.LSTM(4, 5), o=nn.Linear(5, 3))
+    compare(model, numbers(*[(B, T, 4)] * 6, (2, T, 4)), losses, only="layers.o", params=params)
 
 
 @pytest.mark.parametrize("scalar", [False, True])

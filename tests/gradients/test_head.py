@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -398,3 +399,27 @@ def test_a_head_that_is_not_called_is_spoken_of() -> None:
     cross_entropy(out, y[:SIZE]).backward()
     order.step()
     model(x[:SIZE])  # once is enough
+
+
+@pytest.mark.parametrize("kind", [GraB, Herding])
+def test_a_head_that_gets_no_gradient_is_spoken_of(kind: Any) -> None:
+    """Of two heads the loss takes the first, and the last one called is found."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b(x)
+
+    model = Two().double()
+    order = kind(model, N, params="head")
+    x, y = data()
+    indices = iter(order.sampler)
+    for said in (True, False):  # once is enough
+        for _ in range(SIZE):
+            next(indices)
+        with pytest.warns(OrdainWarning, match="brings no gradient to 'b'") if said else contextlib.nullcontext():
+            cross_entropy(model(x[:SIZE])[0], y[:SIZE]).backward()
+        order.step()

@@ -36,8 +36,8 @@ from ordain.gradients.sources.backward import eagerly, is_compiled
 from ordain.gradients.sources.causes import Causes
 from ordain.gradients.sources.graph import Graph
 from ordain.gradients.sources.hooks import Hooks, Pass
-from ordain.gradients.sources.independence import refuse_mixed, run_alone, untouched
-from ordain.gradients.sources.inspection import Inspection
+from ordain.gradients.sources.independence import Alone, refuse_mixed, run_alone, untouched
+from ordain.gradients.sources.inspection import Inspection, undecided
 from ordain.gradients.sources.knowledge import Knowledge, UnseenError
 from ordain.gradients.sources.model_checks import check_reduction, mixing_modules, refuse_mixing
 from ordain.gradients.sources.saved_tensors import unpacks_only_once
@@ -160,32 +160,30 @@ class ExactSource:
         record.due = self._checks.due()
         if record.due and not self._searching:
             self._hooks.ask()
-        # What comes before the parameters may mix examples, if not all of the model is ordered by.
-        if not record.due or not record.sizes or self._split or not self._whole:
+        if not record.sizes or self._split:
             return
-        size = batch_size(record.sizes, [], self._batch_dim)
-        if size > 1:
-            (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
-            alone = partial(run_alone, self._model, inputs, batch_dim=self._batch_dim)
-            runs = [eagerly(partial(alone, some)) for some in (half, ~half)]
-            record.alone = [run for run in runs if run is not None]
+        if not self._whole:  # what comes first may mix examples, and is run again only where nothing else tells
+            record.inputs = inputs
+        elif record.due:
+            record.alone = self._run_alone(inputs, batch_size(record.sizes, [], self._batch_dim))
+
+    def _run_alone(self, inputs: Any, size: int) -> list[Alone]:
+        """Two halves of the batch, each by itself; none if the model does not take them."""
+        if size == 1:
+            return []
+        (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
+        alone = partial(run_alone, self._model, inputs, batch_dim=self._batch_dim)
+        runs = [eagerly(partial(alone, some)) for some in (half, ~half)]
+        return [run for run in runs if run is not None]
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Decide whether to inspect the backward of this pass, and put hooks on its graph if so."""
         if self._searching and record.shapes:
             self._take_head(record, [(module, shapes) for (module, _), shapes in record.shapes.items()], record.size)
-        if not record.calls and self._chose_head and not self._head_missed:
-            self._head_missed = True
-            paths = ", ".join(repr(path) for path in self._hooks.paths.values())
-            warnings.warn(
-                OrdainWarning(
-                    f"a forward that does not call {paths}, the last linear layer of the first batch: the examples of "
-                    "such batches have gradients of zero there. Name what to order by with params=, or run forwards "
-                    "that should not count inside order.ignore()."
-                ),
-                stacklevel=2,
-            )
+        if not record.calls:
+            self._miss_head("does not call", "Such batches have gradients of zero there.")
         alone, record.alone = [run for run in record.alone if len(run.chosen) == record.size], ()
+        inputs, record.inputs = record.inputs, None
         try:
             for run in alone:
                 refuse_mixed(self._model, output, run)
@@ -200,6 +198,10 @@ class ExactSource:
             return
         sinks = {get_gradient_edge(p).node: p for p in self._offsets if p.requires_grad}
         graph = Graph([node for node, _ in outputs], sinks)
+        if inputs is not None and (record.due or new) and undecided(graph, outputs, record.size, self._batch_dim):
+            # Shapes of some examples alone tell. Where ranks normalise together, a forward waits for the others.
+            waits = any(isinstance(module, nn.SyncBatchNorm) for module in self._model.modules())
+            alone = [] if waits else self._run_alone(inputs, record.size)
         self._causes.look_at(graph, tensors_in(output))
         plan = self._known.look_at(record, graph)
         plan = plan if self._by_graph and not new else None
@@ -230,6 +232,19 @@ class ExactSource:
             record.inspection.watch_nodes(plan)
         graph.release()
 
+    def _miss_head(self, what: str, then: str) -> None:
+        """Warn once of a pass without a gradient at the head that was found."""
+        if self._chose_head and not self._head_missed:
+            self._head_missed = True
+            paths = ", ".join(repr(path) for path in self._hooks.paths.values())
+            warnings.warn(
+                OrdainWarning(
+                    f"a pass that {what} {paths}, the last linear layer of the first batch. {then} Name what to order "
+                    "by with params=, or run forwards that should not count inside order.ignore()."
+                ),
+                stacklevel=3,
+            )
+
     def _take_head(
         self, record: Pass, calls: Iterable[tuple[nn.Module, Mapping[int, Sequence[int]]]], size: int
     ) -> None:
@@ -241,6 +256,8 @@ class ExactSource:
 
     def backward_ended(self, record: Pass) -> None:
         """Take what is needed of the layers now: the optimizer may change the weights before step()."""
+        if record.calls and not record.reached and not self._by_graph:
+            self._miss_head("brings no gradient to", "An order cannot be learned from gradients of zero.")
         if record.inspection is not None:
             record.inspection.finish(complete=True)
         elif record.result is None and (single := self._one_layer(record)) is not None:

@@ -40,6 +40,7 @@ class Pass:
         shapes: of the outputs of each call.
         reached: those that a backward has brought gradients to.
         due: whether it is to be inspected.
+        inputs: of the forward, for as long as some of its examples may have to be run alone.
         own_layouts: whether its examples may lie in an order that other passes do not have.
         layouts: of its calls, as an inspection showed; None: those of earlier passes.
         alone: runs of some of the examples alone.
@@ -55,6 +56,7 @@ class Pass:
     shapes: dict[tuple[nn.Module, int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     reached: dict[nn.Module, dict[int, Use]] = field(default_factory=dict)
     due: bool = False
+    inputs: Any = None
     alone: Sequence[Any] = ()
     own_layouts: bool = False
     layouts: dict[Any, dict[int, Layout]] | None = None

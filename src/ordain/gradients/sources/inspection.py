@@ -240,6 +240,11 @@ def _put_back(returned: Sequence[Callable[[], Tensor | None]]) -> Iterator[None]
             tensor.grad = grad
 
 
+def undecided(graph: Graph, outputs: Sequence[Edge], size: int, batch_dim: int) -> bool:
+    """Is more than one dimension as long as the batch, where shapes are to tell which one has the examples?"""
+    return size > 1 and any(shape_at(*edge).count(size) > 1 for edge in _cuts(graph, outputs, size, batch_dim, ()))
+
+
 def _cuts(
     graph: Graph, outputs: Sequence[Edge], size: int, batch_dim: int, alone: Sequence[Alone]
 ) -> dict[Edge, list[Layout]]:

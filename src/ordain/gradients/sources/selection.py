@@ -66,8 +66,7 @@ def _named(model: nn.Module, one: str | nn.Module) -> list[str]:
 
 def choose(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
     """The trainable parameters to order by, by name; for the head, those of all layers that it may be."""
-    if params is not None and params != HEAD and not callable(params):
-        selection(model, params)  # says what is wrong with it
+    params = selection(model, params)
     for name, p in model.named_parameters():
         if isinstance(p, UninitializedParameter) or p.is_complex():
             raise InputError(
