@@ -53,7 +53,7 @@ def _named(model: nn.Module, one: str | nn.Module) -> list[str]:
         prefix = one.rstrip(".")
         found = [name for name, _ in model.named_parameters() if f"{plain(name)}.".startswith(prefix + ".")]
         came, names = f"params={one!r}, which the model does not have", [name for name, _ in model.named_modules()]
-        names += [name for name, _ in model.named_parameters()]
+        names += [HEAD, *(name for name, _ in model.named_parameters())]
     if not found:
         near = difflib.get_close_matches(str(one), names, n=1)
         raise InputError(
