@@ -32,6 +32,7 @@ class Page:
     verdict: str  # one sentence on tuned rates and equal processor time; empty without such runs
     practice: Table
     by_time: list[Drawn]  # the figure of the same, if there is one
+    details: Table  # of the same
     found: list[tuple[Claim, Finding]]
     figures: list[Drawn]
     pays: Table
@@ -75,6 +76,7 @@ def write_claims(folder: Path) -> Page:
         practice.headline(points),
         practice.table(points),
         [draw("by-time", "Test loss and test accuracy against processor time", by_time)] if by_time else [],
+        practice.details(points),
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),

@@ -70,7 +70,9 @@ def points(folder: Path) -> list[Point]:
         header = read_header(path)
         if header.kind == TRAINING and header.config.get("protocol") == "each":
             found += _of_run(read_run(path), costs)
-    return list(_at_equal_time(sorted(found, key=lambda point: (point.setting, point.arm != BASELINE, point.arm))))
+    return list(
+        _at_equal_time(sorted(found, key=lambda point: (point.setting, point.arm != BASELINE, point.arm, point.epochs)))
+    )
 
 
 def _costs(folder: Path) -> Costs:
@@ -208,27 +210,63 @@ def headline(found: Sequence[Point]) -> str:
 
 
 def table(found: Sequence[Point]) -> Table:
-    """What you do, what it costs, and what comes out."""
+    """What you do, what it costs, and what comes out: few enough columns for a narrow page."""
     rows = []
-    for point in found:
-        base = [other for other in found if (other.setting, other.arm) == (point.setting, BASELINE)]
-        least = min((other.seconds for other in base), default=point.seconds)
+    for number, point in enumerate(found):
+        loss, accuracy = (point.values[measure].mean() for measure in _JUDGED)
+        first = not number or found[number - 1].setting != point.setting
         rows.append(
             (
-                point.title,
+                point.title if first else "",
                 point.label,
                 str(point.epochs),
-                f"{point.rate:g}{'*' if point.edge else ''}",
-                f"{point.seconds / least:.2f}",
-                *(_value(point, measure) for measure in _MEASURES),
-                NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",
-                *(_p(of.get(measure)) for measure in _JUDGED for of in (point.same, point.equal)),
+                _time(found, point),
+                f"{loss:.3f}",
+                f"{accuracy:.1f}",
+                _judged(point),
             )
         )
+    headings = ["task", "what you do", "epochs", "processor time", "test loss", "test accuracy, %"]
+    return Table("Does it pay?", [*headings, "against RR for the same time"], rows)
+
+
+def _judged(point: Point) -> str:
+    """Whether each measure is better than RR's at equal processor time."""
+    if not point.equal:
+        return NOTHING
+    words = {True: "better", False: "worse", None: "no difference found"}
+    told = [words[better(point.equal[measure], measure)] for measure in _JUDGED]
+    if len(set(told)) == 1:
+        return told[0]
+    names = (_MEASURES[measure].removeprefix("test ").removesuffix(", %") for measure in _JUDGED)
+    return ", ".join(f"{name} {word}" for name, word in zip(names, told, strict=True))
+
+
+def _time(found: Sequence[Point], point: Point) -> str:
+    """Processor time over that of RR's shortest run."""
+    base = [other.seconds for other in found if (other.setting, other.arm) == (point.setting, BASELINE)]
+    return f"{point.seconds / min(base, default=point.seconds):.2f}"
+
+
+def details(found: Sequence[Point]) -> Table:
+    """Every order with its rate, its spread over seeds and its p."""
+    rows = [
+        (
+            point.title,
+            point.label,
+            str(point.epochs),
+            f"{point.rate:g}{'*' if point.edge else ''}",
+            _time(found, point),
+            *(_value(point, measure) for measure in _MEASURES),
+            NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",
+            *(_p(of.get(measure)) for measure in _JUDGED for of in (point.same, point.equal)),
+        )
+        for point in found
+    ]
     headings = ["task", "order", "epochs", "rate", "processor time", *_MEASURES.values()]
     headings += ["training loss / RR's at this rate"]
     headings += [f"p, {what}, {when}" for what in ("test loss", "accuracy") for when in ("same epochs", "same time")]
-    return Table("Does it pay?", headings, rows)
+    return Table("Rates, spread and p", headings, rows)
 
 
 def _value(point: Point, measure: str) -> str:
