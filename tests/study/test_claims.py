@@ -262,6 +262,7 @@ def test_the_readme_says_what_the_records_say() -> None:
     orders = {
         "rr": "reshuffle",
         "herding-head": '`Herding(model, n, params="head", sketch=1024)`',
+        "herding-head-lazy": "the same with `learn=Every(3, after=2)`",
         "grab-pair": '`GraB(model, n, centering="pair")`',
     }
     found = practice.points(root / "results")
@@ -279,8 +280,8 @@ def test_the_readme_says_what_the_records_say() -> None:
     test, accuracy = herding.equal["test"], herding.equal["accuracy"]
     assert test.difference is not None
     share = -100 * test.difference / (herding.values["test"].mean() - test.difference)
-    assert f"test loss by {share:.1f} % at equal processor time (p = {test.p:.2g})" in told
-    assert f"accuracy is not significant (p = {accuracy.p:.2g})" in told
+    assert f"test loss by {share:.1f} % at equal processor time (p = {test.holm:.2g})" in told
+    assert f"accuracy is not significant (p = {accuracy.holm:.2g})" in told
     (herding,) = (point for point in found if (point.setting[0], point.arm) == ("gpt", "herding-head"))
     same, equal = herding.same["test"], herding.equal["test"]
     assert f"the same number of epochs of reshuffling (p = {same.p:.2g})" in told
