@@ -44,7 +44,7 @@ def test_short_and_marked(path: Path) -> None:
     """The text in front says which marks there are: what is different from reshuffling."""
     text = path.read_text()
     said, _, code = text.partition("from __future__")
-    last = re.search(r"different from reshuffling.* is marked with \(1\) (?:to|and) \((\d)\)", " ".join(said.split()))
+    last = re.search(r"ifferences from reshuffling.* marked \(1\) (?:to|and) \((\d)\)", " ".join(said.split()))
     assert last
     assert sorted({int(mark) for mark in re.findall(r"# \((\d)\)", code)}) == list(range(1, int(last[1]) + 1))
     assert len(text.splitlines()) <= 80

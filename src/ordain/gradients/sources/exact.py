@@ -169,7 +169,7 @@ class ExactSource:
 
     def _run_alone(self, inputs: Any, size: int) -> list[Alone]:
         """Two halves of the batch, each by itself; none if the model does not take them."""
-        if size == 1:
+        if size < 2:
             return []
         (half,) = self._checks.examples(size, device=self.like.device, all_apart=False)
         alone = partial(run_alone, self._model, inputs, batch_dim=self._batch_dim)
