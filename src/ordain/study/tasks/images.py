@@ -70,4 +70,4 @@ def on_cifar10(
         return torch.from_numpy(np.array(part.x, dtype=np.float32)) / 127.5 - 1, labels(part)
 
     augment = crop_and_flip if augmented else None
-    return classifier(splits, seeded(model), encode=encode, limit=limit, chunk=1000, augment=augment, notes=notes)
+    return classifier(splits, seeded(model), encode=encode, limit=limit, chunk=400, augment=augment, notes=notes)
