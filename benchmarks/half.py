@@ -3,20 +3,29 @@
 A model trains in float32. At every step the same weights also give gradients in bfloat16: under autocast, and from a
 model whose weights are rounded to bfloat16 as well. All three are balanced from the same sums, those of float32, so
 that a sign that differs is due to the rounding of this batch and to nothing before it.
+
+Rows that ``Herding`` stores are also rounded: how much worse the herded order of the exact rows becomes, and how long
+ten rounds take if every round converts the rows that it reads.
 """
 
 from __future__ import annotations
 
 import copy
+import statistics
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.sketch import trained
 from benchmarks.step import loss_of
-from ordain import Deterministic
+from benchmarks.timing import interleaved, median_ratio
+from ordain import Deterministic, herding
 from ordain.balancing import BalanceState, balance
 from ordain.gradients import ExactSource, Gradients
+from ordain.study.runs.probe import per_example_gradients
+from ordain.study.tasks import TASKS
 from ordain.study.tasks.images import lenet
 
 N, SIZE, EPOCHS = 1024, 32, 3
@@ -79,9 +88,34 @@ def flips(name: str, *, paired: bool) -> dict[str, float]:
     return {kind: float(np.mean(shares)) for kind, shares in differ.items()}
 
 
+def stored() -> dict[str, float]:
+    """Gradients of the digits task at one set of weights: the objective (l2) of herding rounded rows over exact ones."""
+    problem = TASKS["digits"].load(Path("data"))
+    z = per_example_gradients(problem, trained(problem))
+    orders = [torch.randperm(len(z), generator=torch.Generator().manual_seed(seed)) for seed in range(10)]
+
+    def objective(rows: Tensor, order: Tensor) -> float:
+        return herding.herding_objective(z, order[herding.herd(rows[order])], norm=2)
+
+    half = z.bfloat16()
+    over = [objective(half.float(), order) / objective(z, order) for order in orders]
+
+    def converting() -> None:
+        for _ in range(10):
+            herding.herd(half.float(), rounds=1)
+
+    seconds = interleaved({"float32": lambda: herding.herd(z, tolerance=0), "bfloat16": converting}, rounds=9)
+    slower = median_ratio(seconds["bfloat16"], seconds["float32"])
+    print(
+        f"  herding of {len(z):,} rows of {z.shape[1]} numbers stored in bfloat16: objective {statistics.mean(over):.3f} "
+        f"({min(over):.3f} to {max(over):.3f}) of that with float32, ten rounds take {slower:.2f} times as long"
+    )
+    return {"stored rows, objective": statistics.mean(over)}
+
+
 def run() -> dict[str, float]:
     torch.set_num_threads(1)
-    results = {}
+    results = stored()
     for name in MODELS:
         for centering in ("mean", "pair"):
             found = flips(name, paired=centering == "pair")
