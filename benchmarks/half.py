@@ -89,7 +89,7 @@ def flips(name: str, *, paired: bool) -> dict[str, float]:
 
 
 def stored() -> dict[str, float]:
-    """Gradients of the digits task at one set of weights: the objective (l2) of herding rounded rows over exact ones."""
+    """On gradients of the digits task: the objective (l2) of herding rounded rows, over that of herding exact ones."""
     problem = TASKS["digits"].load(Path("data"))
     z = per_example_gradients(problem, trained(problem))
     orders = [torch.randperm(len(z), generator=torch.Generator().manual_seed(seed)) for seed in range(10)]
@@ -107,8 +107,8 @@ def stored() -> dict[str, float]:
     seconds = interleaved({"float32": lambda: herding.herd(z, tolerance=0), "bfloat16": converting}, rounds=9)
     slower = median_ratio(seconds["bfloat16"], seconds["float32"])
     print(
-        f"  herding of {len(z):,} rows of {z.shape[1]} numbers stored in bfloat16: objective {statistics.mean(over):.3f} "
-        f"({min(over):.3f} to {max(over):.3f}) of that with float32, ten rounds take {slower:.2f} times as long"
+        f"  herding of {len(z):,} rows of {z.shape[1]} numbers stored in bfloat16: {statistics.mean(over):.3f} "
+        f"({min(over):.3f} to {max(over):.3f}) of float32's objective, ten rounds take {slower:.2f} times as long"
     )
     return {"stored rows, objective": statistics.mean(over)}
 

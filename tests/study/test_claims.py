@@ -276,7 +276,7 @@ def test_the_readme_says_what_the_records_say() -> None:
             row = f"{orders[point.arm]} | {point.epochs} | {time} | {loss:.3f} | {accuracy:.1f} % |"
             assert row in told.replace("**", "") or (task, point.epochs) == ("mnist", 40)
             assert point.arm == "rr" or len(point.values["test"]) >= 5
-    (herding,) = (point for point in found if (point.setting[0], point.arm) == ("cifar10", "herding-head"))
+    (herding,) = (p for p in found if (p.setting[:2], p.arm, p.epochs) == (("cifar10", "cosine"), "herding-head", 8))
     test, accuracy = herding.equal["test"], herding.equal["accuracy"]
     assert test.difference is not None
     share = -100 * test.difference / (herding.values["test"].mean() - test.difference)
