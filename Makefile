@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Whatever the environment says: the tests start many processes that import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-nightly lint docs bench bench-peers clean
 
 demo: $(READY)

@@ -100,9 +100,7 @@ def right(orders, truth):
     return [sum(a == b for a, b in zip(*two, strict=True)) for two in zip(orders, truth, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("size", "offset"), [(1, 1e4), *((size, offset) for size in (8, 64) for offset in (1, 1e2, 1e4))]
-)
+@pytest.mark.parametrize(("size", "offset"), [(1, 1e4), (8, 1), (8, 1e4), (64, 1e2), (64, 1e4)])
 @pytest.mark.parametrize("centering", ["mean", "pair"])
 @pytest.mark.parametrize("name", [*MODELS, "observed"])
 def test_as_many_places_are_right_as_in_a_plain_loop(name, centering, offset, size):

@@ -28,7 +28,7 @@ def gradients(a, b, biased):
 @pytest.mark.parametrize("paired", [False, True], ids=["mean", "pair"])
 @pytest.mark.parametrize("biased", [False, True], ids=["weight", "weight and bias"])
 @pytest.mark.parametrize("few", [1, 3])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 12])
+@pytest.mark.parametrize("size", [1, 3, 4, 7])
 def test_the_fused_pass_is_the_reference(balancer, paired, biased, few, size):
     """Several batches of every size around the block of four, over two epochs: all signs, and so all orders, agree."""
     n, width = 3 * size + size // 2, 5

@@ -220,8 +220,6 @@ def test_observed_through_indices_it_knows_if_nothing_was_left_out() -> None:
 
 LOADERS: dict[str, dict[str, Any]] = {
     "0 workers": {},
-    "0 workers, drop_last": {"drop_last": True},
-    "2 workers": {"num_workers": 2, "prefetch_factor": 2},
     "2 workers, drop_last": {"num_workers": 2, "prefetch_factor": 4, "drop_last": True},
     "2 persistent workers": {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True},
 }
