@@ -12,7 +12,7 @@ from study.study_records import end, epoch, path_of, start, write_config, write_
 from typer.testing import CliRunner
 
 from ordain.study import cli
-from ordain.study.claims import pays, practice
+from ordain.study.claims import pays, practice, practice_page
 from ordain.study.claims.claims_page import CLAIMS, write_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
 from ordain.study.vectors import run_study
@@ -267,7 +267,7 @@ def test_the_readme_says_what_the_records_say() -> None:
     }
     found = practice.points(root / "results")
     for task, name in tasks.items():
-        mine = [point for point in found if point.setting[0] == task and point.arm in orders]
+        mine = [point for point in found if point.problem[0] == task and point.arm in orders]
         least = min(point.seconds for point in mine if point.arm == "rr")
         assert f"| {name} | reshuffle |" in told
         for point in mine:
@@ -276,18 +276,18 @@ def test_the_readme_says_what_the_records_say() -> None:
             row = f"{orders[point.arm]} | {point.epochs} | {time} | {loss:.3f} | {accuracy:.1f} % |"
             assert row in told.replace("**", "") or (task, point.epochs) == ("mnist", 40)
             assert point.arm == "rr" or len(point.values["test"]) >= 5
-    (herding,) = (p for p in found if (p.setting[:2], p.arm, p.epochs) == (("cifar10", "cosine"), "herding-head", 8))
+    (herding,) = (p for p in found if (p.problem[0], p.arm, p.epochs) == ("cifar10", "herding-head", 8))
     test, accuracy = herding.equal["test"], herding.equal["accuracy"]
     assert test.difference is not None
     share = -100 * test.difference / (herding.values["test"].mean() - test.difference)
     assert f"test loss by {share:.1f} % at equal processor time (p = {test.holm:.2g})" in told
     assert f"accuracy is not significant (p = {accuracy.holm:.2g})" in told
-    (herding,) = (point for point in found if (point.setting[0], point.arm) == ("gpt", "herding-head"))
+    (herding,) = (point for point in found if (point.problem[0], point.arm) == ("gpt", "herding-head"))
     same, equal = herding.same["test"], herding.equal["test"]
     assert f"the same number of epochs of reshuffling (p = {same.p:.2g})" in told
     assert f"worse at equal time (p = {equal.p:.2g})" in told
-    assert practice.better(same, "test") is True
-    assert practice.better(equal, "test") is False
+    assert practice_page.better(same, "test") is True
+    assert practice_page.better(equal, "test") is False
     evidence = Evidence(root / "results")
     (best,) = (gain for gain in pays.gains(evidence, ["cifar10"]) if gain.arm == "grab" and gain.best)
     assert f"ends {-100 * best.relative:.0f} % lower" in told

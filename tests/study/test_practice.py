@@ -10,17 +10,26 @@ import pytest
 from study.study_records import write_config, write_job
 
 from ordain.errors import InputError
-from ordain.study.claims import practice
+from ordain.study.claims import practice, practice_page
 from ordain.study.claims.claims_page import write_claims
 from ordain.study.report.statistics import compare
 
 NOISE = [0.0, 0.002, -0.002, 0.001, -0.001]
 
 
-def write(folder: Path, length: int, finals: dict[str, dict[float, float]], *, decay: str = "cosine") -> None:
+def write(
+    folder: Path,
+    length: int,
+    finals: dict[str, dict[float, float]],
+    *,
+    decay: str = "cosine",
+    size: int = 64,
+    limit: int | None = None,
+) -> None:
     """Two seeds at every rate, five at the best one; epoch 0 has the lowest validation loss of all."""
-    name = f"{decay}-{length}"
-    settings = {"task": "mnist", "protocol": "each", "decay": decay, "epochs": length, "batch_size": 64, "limit": None}
+    name = f"{decay}-{length}-{size}-{limit}"
+    settings = {"task": "mnist", "protocol": "each", "decay": decay, "epochs": length, "batch_size": size}
+    settings["limit"] = limit
     rates = sorted({rate for of in finals.values() for rate in of})
     config = settings | {"arms": list(finals), "rates": rates, "seeds": list(range(5))}
     write_config(folder / name, task="mnist", config=config)
@@ -55,14 +64,14 @@ def test_orders_at_their_own_rate_and_length(folder: Path) -> None:
     same = compare(ours, theirs)
     assert grab.same["train"].difference == pytest.approx(same.difference)
     assert grab.same["train"].holm == pytest.approx(same.p)
-    assert practice.better(grab.same["train"], "train") is True
+    assert practice_page.better(grab.same["train"], "train") is True
     # As long as RR with 6 epochs: between its runs of 4 and 8 epochs, in the logarithm of time.
     share = np.log(12 / 8) / np.log(2)
     between = {seed: (1 - share) * (0.5 + noise) + share * (0.3 + noise) for seed, noise in enumerate(NOISE)}
     equal = compare(ours, between)
     assert grab.equal["train"].difference == pytest.approx(equal.difference)
-    assert practice.better(grab.equal["train"], "train") is False
-    assert practice.better(grab.equal["train"], "accuracy") is True
+    assert practice_page.better(grab.equal["train"], "train") is False
+    assert practice_page.better(grab.equal["train"], "accuracy") is True
     assert grab.same_rate == pytest.approx((0.4 - 0.001) / (0.7 + 0.001))  # of the two seeds at this rate
     assert found["rr", 4].same_rate is None
     assert grab.values["test"].to_dict() == pytest.approx(found["grab", 4].values["train"].to_dict(), abs=0.3)
@@ -78,16 +87,22 @@ def test_a_constant_rate_is_judged_by_its_last_fifth(tmp_path: Path) -> None:
 def test_the_page_begins_with_it(folder: Path) -> None:
     page = write_claims(folder)
     assert page.verdict == (
-        "Compared with random reshuffling at a tuned rate and for the same processor time, in 1 setting: test loss: "
-        "better in 0, worse in 1; test accuracy: better in 0, worse in 0."
+        "Ordering pays never: against random reshuffling with a tuned rate and schedule, for the same processor time, "
+        "on 1 task, test loss is better on 0 and only worse on 1; test accuracy is better on 0 and only worse on 0."
     )
     text = (folder / "README.md").read_text()
     claims = text.index("## The paper's claims")
     assert text.index(page.verdict) < text.index("![Test loss and test accuracy") < claims
-    row, detailed = (line for line in text.splitlines() if "| GraB |" in line)
-    assert row == "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no difference found |"
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| Logistic regression on MNIST |"))
+    assert lines[start : start + 3] == [
+        "| Logistic regression on MNIST | random reshuffling | 4 | 1.00 | 0.500 | 90.0 | - |",
+        "|  | random reshuffling | 8 | 2.00 | 0.300 | 90.0 | - |",
+        "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no difference found |",
+    ]
+    (detailed,) = (line for line in lines[start + 3 :] if "| GraB |" in line)
     assert r"| 4 | 0.4\* | 1.50 | 0.4000 ± 0.0016 |" in detailed
-    assert (folder / "by-time.png").is_file()
+    assert all((folder / f"{name}.png").is_file() for name in ("by-time", "training-by-time"))
     assert page.verdict in (folder / "index.html").read_text()
 
 
@@ -104,9 +119,10 @@ def test_two_orders_at_equal_time(folder: Path) -> None:
         [2 * ps[0], max(2 * ps[0], ps[1])]
     )
     # Both are better than RR: the headline tells of the one that gains more.
-    gains = [-(point.equal["test"].difference or 0.0) / point.values["test"].mean() for point in (grab, pair)]
+    gains = [-(point.equal["test"].relative or 0.0) for point in (grab, pair)]
     assert min(gains) > 0
-    assert f"test loss: better in 1 (by at most {100 * max(gains):.1g} %)" in practice.headline(found)
+    assert "Ordering pays everywhere: against" in practice_page.headline(found)
+    assert f"test loss is better on 1 (by at most {100 * max(gains):.1f} %)" in practice_page.headline(found)
 
 
 def test_no_costs_of_ours(folder: Path) -> None:
@@ -121,3 +137,30 @@ def test_the_cost_of_an_order_that_learns_in_some_epochs(tmp_path: Path) -> None
     found = {point.arm: point.seconds for point in practice.points(tmp_path)}
     # Half a second more an epoch is 1.5 for each that learns: of eight epochs 0, 1, 4 and 7.
     assert found == {"rr": 16.0, "herding-head-lazy": 16.0 + 4 * 1.5}
+
+
+def test_each_order_at_its_best_schedule(folder: Path) -> None:
+    write(folder, 4, {"rr": {0.1: 0.8, 0.2: 0.9}, "grab": {0.1: 0.35, 0.2: 0.36}}, decay="step")
+    found = practice.points(folder)
+    shown = {(point.arm, point.epochs): point.decay for point in practice.at_best_schedule(found)}
+    assert shown == {("rr", 4): "cosine", ("rr", 8): "cosine", ("grab", 4): "step"}
+    # At equal time, RR has its own best schedule; at as many epochs, that of the order.
+    (step,) = (point for point in found if (point.arm, point.decay) == ("grab", "step"))
+    theirs = step.values["test"].mean() - (step.equal["test"].difference or 0.0)
+    share = np.log(12 / 8) / np.log(2)
+    assert theirs == pytest.approx((1 - share) * 0.5 + share * 0.3)
+    assert step.same["test"].difference == pytest.approx(0.35 - 0.8)
+
+
+def test_batch_sizes_and_numbers_of_examples(folder: Path) -> None:
+    write(folder, 4, {"rr": {0.1: 0.6}, "grab": {0.1: 0.3}}, size=256)
+    write(folder, 4, {"rr": {0.1: 0.9}, "grab": {0.1: 0.9}}, limit=1000)
+    found = practice.points(folder)
+    rows = {row[1:4]: row[4:] for row in practice_page.sweeps(found).rows}
+    assert set(rows) == {("64", "54,000", "GraB"), ("256", "54,000", "GraB"), ("64", "1,000", "GraB")}
+    assert rows["256", "54,000", "GraB"][0].startswith("-50.00 % (p = ")
+    assert rows["64", "1,000", "GraB"][0].startswith("+0.00 % (p = ")
+    # They have no row of their own where RR has several lengths, and costs are of the usual batch size only.
+    assert {point.problem for point in practice_page.main_points(found)} == {("mnist", "64", "None")}
+    # The costs are 2 and 3 seconds; the records of every run say 2.
+    assert {point.problem[1]: point.seconds for point in found if point.arm == "grab"} == {"64": 12.0, "256": 8.0}

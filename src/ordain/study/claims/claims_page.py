@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ordain.study.claims import practice, training_claims, vector_claims
+from matplotlib.figure import Figure
+
+from ordain.study.claims import practice_page, training_claims, vector_claims
 from ordain.study.claims.evidence import FAILS, GROUPS, HOLDS, OPEN, Claim, Evidence, Finding
 from ordain.study.claims.pays import Gain, gains, pays_figure, reasons, tasks_figure
+from ordain.study.claims.practice import points
 from ordain.study.files import write_bytes
 from ordain.study.report.number_text import NOTHING, counted, p_text
 from ordain.study.report.page import Table, count_text, embedded, render, value_text
@@ -31,8 +34,10 @@ class Page:
 
     verdict: str  # one sentence on tuned rates and equal processor time; empty without such runs
     practice: Table
-    by_time: list[Drawn]  # the figure of the same, if there is one
-    details: Table  # of the same
+    training: list[Drawn]  # a figure of the same, if there is one
+    sweeps: Table  # over batch sizes and numbers of examples
+    by_time: list[Drawn]  # a figure of test loss and accuracy
+    details: Table  # of every order
     found: list[tuple[Claim, Finding]]
     figures: list[Drawn]
     pays: Table
@@ -70,13 +75,14 @@ def write_claims(folder: Path) -> Page:
     titles = {name: TASKS[name].title for name in _NAMES}
     drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
     machines = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers.values()]
-    points = practice.points(folder)
-    by_time = practice.pays_by_time(points)
+    tuned = points(folder)
     page = Page(
-        practice.headline(points),
-        practice.table(points),
-        [draw("by-time", "Test loss and test accuracy against processor time", by_time)] if by_time else [],
-        practice.details(points),
+        practice_page.headline(tuned),
+        practice_page.table(tuned),
+        _drawn("training-by-time", "Training loss against processor time", practice_page.training_by_time(tuned)),
+        practice_page.sweeps(tuned),
+        _drawn("by-time", "Test loss and test accuracy against processor time", practice_page.pays_by_time(tuned)),
+        practice_page.details(tuned),
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),
@@ -85,12 +91,15 @@ def write_claims(folder: Path) -> Page:
         list(dict.fromkeys(machines)),
         _note(folder),
     )
-    for figure in (*page.by_time, *page.figures):
+    for figure in (*page.training, *page.by_time, *page.figures):
         write_bytes(folder / f"{figure.name}.png", figure.png)
     write_bytes(folder / "README.md", render("claims.md", page=page))
-    figures, by_time_figures = ([embedded(figure) for figure in of] for of in (page.figures, page.by_time))
-    write_bytes(folder / "index.html", render("claims.html", page=page, figures=figures, by_time=by_time_figures))
+    write_bytes(folder / "index.html", render("claims.html", page=page, embedded=embedded))
     return page
+
+
+def _drawn(name: str, words: str, figure: Figure | None) -> list[Drawn]:
+    return [draw(name, words, figure)] if figure else []
 
 
 def _note(folder: Path) -> str:

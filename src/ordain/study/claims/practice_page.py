@@ -1,0 +1,271 @@
+"""What the results page shows of tuned orders: a sentence, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedule
+from ordain.study.report.curves import FONTS, legend_below
+from ordain.study.report.number_text import NOTHING, counted, p_text
+from ordain.study.report.page import Table
+from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison
+from ordain.study.runs.arms import BASELINE
+from ordain.study.style import finish, grid_figure, style
+from ordain.study.tasks import TASKS
+
+_JUDGED = ("test", "accuracy")  # at equal processor time; rates are not chosen for a low training loss
+_SAME_ORDER = (BASELINE, f"{BASELINE}-ema")  # visit examples as RR does
+_BY_HEAD, _BY_ALL, _OTHERS = "#D55E00", "#0072B2", "#888888"  # colours
+_LEAST_RANGE = 0.02  # of a figure's axis, as a share: smaller differences should look small
+
+
+def better(comparison: Comparison | None, measure: str) -> bool | None:
+    """Whether a significant difference is an improvement; None if there is none."""
+    if comparison is None or comparison.difference is None or len(comparison.seeds) < ENOUGH_SEEDS:
+        return None
+    p = comparison.p if comparison.holm is None else comparison.holm
+    return None if p is None or p >= LEVEL else (comparison.difference < 0) == (measure != "accuracy")
+
+
+def title(point: Point) -> str:
+    """The task, with what is unusual about it."""
+    task, size, limit = point.problem
+    usual = TASKS[task].defaults.batch_size
+    parts = [TASKS[task].title]
+    if size != str(usual):
+        parts.append(f"batches of {size}")
+    if limit != "None":
+        parts.append(f"{int(limit):,} examples")
+    return ", ".join(parts)
+
+
+def main_points(found: Sequence[Point]) -> list[Point]:
+    """Each order at its best schedule, on problems on which RR was run at several lengths or which are alone."""
+    shown = at_best_schedule(found)
+    lengths = {
+        problem: {p.epochs for p in shown if (p.problem, p.arm) == (problem, BASELINE)} for problem in _of(shown)
+    }
+    tasks = [problem[0] for problem in lengths]
+    return [point for point in shown if len(lengths[point.problem]) > 1 or tasks.count(point.problem[0]) == 1]
+
+
+def headline(found: Sequence[Point]) -> str:
+    """One sentence: on how many tasks any order beats RR at equal processor time, and by how much."""
+    tested = [point for point in main_points(found) if point.equal and point.arm not in _SAME_ORDER]
+    problems = _of(tested)
+    if not problems:
+        return ""
+    told, won = [], set()
+    for measure in _JUDGED:
+        name = MEASURES[measure].removesuffix(", %")
+        outcomes = [(point, better(point.equal[measure], measure)) for point in tested]
+        here = {point.problem for point, outcome in outcomes if outcome}
+        lost = {point.problem for point, outcome in outcomes if outcome is False} - here
+        gains = [abs(point.equal[measure].difference or 0.0) for point, outcome in outcomes if outcome]
+        if measure == "test":
+            gains = [abs(point.equal[measure].relative or 0.0) * 100 for point, outcome in outcomes if outcome]
+        unit = "%" if measure == "test" else "points"
+        by = f" (by at most {max(gains):.1f} {unit})" if gains else ""
+        told.append(f"{name} is better on {len(here)}{by} and only worse on {len(lost)}")
+        won |= here
+    pays = "never" if not won else "everywhere" if len(won) == len(problems) else "only on some tasks"
+    compared = "against random reshuffling with a tuned rate and schedule, for the same processor time"
+    return f"Ordering pays {pays}: {compared}, on {counted(len(problems), 'task')}, {'; '.join(told)}."
+
+
+def table(found: Sequence[Point]) -> Table:
+    """For each task, the order with the lowest validation loss, next to RR of as many epochs and of more time."""
+    rows = []
+    shown = main_points(found)
+    for problem in _of(shown):
+        mine = [point for point in shown if point.problem == problem]
+        for number, point in enumerate(_best_and_rr(mine)):
+            loss, accuracy = (point.values[measure].mean() for measure in _JUDGED)
+            rows.append(
+                (
+                    "" if number else title(point),
+                    point.label,
+                    str(point.epochs),
+                    _time(shown, point),
+                    f"{loss:.3f}",
+                    f"{accuracy:.1f}",
+                    _judged(point),
+                )
+            )
+    headings = ["task", "what you do", "epochs", "processor time", "test loss", "test accuracy, %"]
+    return Table("Does it pay?", [*headings, "against RR for the same time"], rows)
+
+
+def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
+    """RR of as many epochs as the best order, RR that takes at least its time, and that order."""
+    rr = [point for point in mine if point.arm == BASELINE]
+    others = [point for point in mine if point.arm not in _SAME_ORDER and (point.equal or len(rr) == 1)]
+    if not others:
+        return rr
+    best = min(others, key=lambda point: point.valid)
+    longer = sorted((point for point in rr if point.seconds >= best.seconds), key=lambda point: point.seconds)[:1]
+    return [point for point in rr if point.epochs == best.epochs or point in longer] + [best]
+
+
+def _judged(point: Point) -> str:
+    """Whether each measure is better than RR's at equal processor time."""
+    if not point.equal:
+        return NOTHING
+    if len(point.equal["test"].seeds) < ENOUGH_SEEDS:
+        return f"too few seeds ({len(point.equal['test'].seeds)})"
+    words = {True: "better", False: "worse", None: "no difference found"}
+    told = [words[better(point.equal[measure], measure)] for measure in _JUDGED]
+    if len(set(told)) == 1:
+        return told[0]
+    names = (MEASURES[measure].removeprefix("test ").removesuffix(", %") for measure in _JUDGED)
+    return ", ".join(f"{name} {word}" for name, word in zip(names, told, strict=True))
+
+
+def _time(found: Sequence[Point], point: Point) -> str:
+    """Processor time over that of RR's shortest run."""
+    base = [other.seconds for other in found if (other.problem, other.arm) == (point.problem, BASELINE)]
+    return f"{point.seconds / min(base, default=point.seconds):.2f}"
+
+
+def details(found: Sequence[Point]) -> Table:
+    """Every order with its rate, its spread over seeds and its p."""
+    rows = [
+        (
+            title(point),
+            point.decay,
+            point.label,
+            str(point.epochs),
+            f"{point.rate:g}{'*' if point.edge else ''}",
+            _time(found, point),
+            *(_value(point, measure) for measure in MEASURES),
+            NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",
+            *(_p(of.get(measure)) for measure in _JUDGED for of in (point.same, point.equal)),
+        )
+        for point in found
+    ]
+    headings = ["task", "schedule", "order", "epochs", "rate", "processor time", *MEASURES.values()]
+    headings += ["training loss / RR's at this rate"]
+    headings += [f"p, {what}, {when}" for what in ("test loss", "accuracy") for when in ("same epochs", "same time")]
+    return Table("Rates, spread and p", headings, rows)
+
+
+def sweeps(found: Sequence[Point]) -> Table:
+    """Tasks with several batch sizes or numbers of examples: every order against RR of as many epochs."""
+    rows = []
+    tasks = [problem[0] for problem in _of(found)]
+    for point in at_best_schedule(found):
+        task, size, limit = point.problem
+        if tasks.count(task) > 1 and point.same and point.arm not in _SAME_ORDER:
+            cells = (_gain(point.same[measure], measure) for measure in MEASURES)
+            examples = f"{TASKS[task].examples:,}" if limit == "None" else f"{int(limit):,}"
+            rows.append((TASKS[task].title, size, examples, point.label, *cells))
+    headings = ["task", "batch size", "examples", "order", *(name.removesuffix(", %") for name in MEASURES.values())]
+    return Table("By batch size and number of examples", headings, rows)
+
+
+def _gain(comparison: Comparison, measure: str) -> str:
+    """The difference to RR, with its p."""
+    if comparison.difference is None:
+        return NOTHING
+    accuracy = measure == "accuracy"
+    size = comparison.difference if accuracy else 100 * (comparison.relative or 0.0)
+    return f"{size:+.2f} {'points' if accuracy else '%'} (p = {_p(comparison)})"
+
+
+def _value(point: Point, measure: str) -> str:
+    of = point.values[measure]
+    digits = 1 if measure == "accuracy" else 4
+    return f"{of.mean():.{digits}f} ± {of.std():.{digits}f}"
+
+
+def _p(comparison: Comparison | None) -> str:
+    if comparison is None or comparison.p is None:
+        return NOTHING
+    return p_text(comparison.p if comparison.holm is None else comparison.holm)
+
+
+def _of(found: Sequence[Point]) -> list[tuple[str, ...]]:
+    """The problems, each once."""
+    return list(dict.fromkeys(point.problem for point in found))
+
+
+@rc_context(FONTS)
+def training_by_time(found: Sequence[Point], *, columns: int = 3) -> Figure | None:
+    """Training loss against processor time, one panel for each task."""
+    shown = main_points(found)
+    problems = _of(shown)
+    if not problems:
+        return None
+    columns = min(columns, len(problems))
+    rows = -(-len(problems) // columns)
+    figure, grid = grid_figure(3.1 * columns, 2.3 * rows + 0.9, rows=rows, columns=columns)
+    for axes, problem in zip(grid.flat, problems, strict=False):
+        _panel(axes, shown, problem, "train")
+        axes.set_title(fill(title(next(point for point in shown if point.problem == problem)), 36), fontsize=8.5)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(MEASURES["train"])
+    for axes in grid.flat[len(problems) :]:
+        axes.set_visible(False)
+    return _labelled(figure, grid)
+
+
+@rc_context(FONTS)
+def pays_by_time(found: Sequence[Point]) -> Figure | None:
+    """Test loss and test accuracy against processor time, one row for each task."""
+    shown = main_points(found)
+    problems = _of(shown)
+    if not problems:
+        return None
+    figure, grid = grid_figure(7.6, 2.1 * len(problems) + 0.9, rows=len(problems), columns=2)
+    for row, problem in zip(grid, problems, strict=True):
+        for axes, measure in zip(row, _JUDGED, strict=True):
+            _panel(axes, shown, problem, measure)
+            axes.set_ylabel(MEASURES[measure])
+        row[0].set_title(title(next(point for point in shown if point.problem == problem)))
+    return _labelled(figure, grid)
+
+
+def _panel(axes: Axes, shown: Sequence[Point], problem: tuple[str, ...], measure: str) -> None:
+    """One line for each order through its lengths.
+
+    Bars are standard deviations over seeds after each seed's mean is taken out: all orders of a seed share the initial
+    weights, which decide most of its result.
+    """
+    own = [point for point in shown if point.problem == problem]
+    table = pd.DataFrame({number: point.values[measure] for number, point in enumerate(own)}).dropna()
+    table = table.sub(table.mean(axis=1), axis=0) + table.to_numpy().mean()
+    for arm, look in _looks(shown).items():
+        mine = sorted((point.seconds, number) for number, point in enumerate(own) if point.arm == arm)
+        if mine:
+            numbers = [number for _, number in mine]
+            minutes = [seconds / 60 for seconds, _ in mine]
+            error = table[numbers].std()
+            axes.errorbar(minutes, table[numbers].mean(), yerr=error, capsize=2, label=own[numbers[0]].label, **look)
+    low, high = axes.get_ylim()
+    half = max((high - low) / 2, _LEAST_RANGE * abs(low + high) / 4)
+    axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
+    axes.ticklabel_format(useOffset=False)
+    finish(axes)
+
+
+def _looks(shown: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """How each order is drawn: coloured by whether it learns, and what from; each with its own marker."""
+    found = {BASELINE: style(0).line(1)}
+    for place, arm in enumerate(sorted({point.arm for point in shown} - {BASELINE})):
+        colour = _BY_HEAD if "head" in arm else _BY_ALL if arm.startswith(("grab", "herding")) else _OTHERS
+        found[arm] = style(1 + place).line(1) | {"color": colour, "linestyle": "--"}
+    return found
+
+
+def _labelled(figure: Figure, grid: Any) -> Figure:
+    for column in grid.T:
+        [axes for axes in column if axes.get_visible()][-1].set_xlabel("minutes of processor time")
+    legend_below(figure)
+    return figure
