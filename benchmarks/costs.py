@@ -29,28 +29,42 @@ from ordain.study.tasks import TASKS
 
 ROUNDS = 15
 WARM_UP = 3  # epochs of the part, in which models are inspected
-PARTS = {"mnist": 6400, "a9a": 6400, "cifar10": 1600, "cifar10-augmented": 1600, "cifar10-resnet": 1280, "gpt": 640}
+PARTS = {
+    "mnist": 6400,
+    "a9a": 6400,
+    "cifar10": 1600,
+    "cifar10-augmented": 1600,
+    "cifar10-resnet": 1280,
+    "gpt": 640,
+    "sst2": 640,
+    "sst2-head": 640,
+    "sst2-lora": 640,
+}
+BATCH_SIZES = dict.fromkeys(("sst2", "sst2-head", "sst2-lora"), 32)  # where the protocol's is not the task's own
 ARMS = {
     "mnist": ("rr-ema", "stratified", "flipflop", "grab", "grab-pair", "grab-lazy"),
     "a9a": ("rr-ema", "flipflop", "grab", "grab-pair", "grab-lazy"),
     "cifar10": ("rr-ema", "stratified", "grab-pair", "grab-head", "herding-head", "herding-head-lazy"),
     "cifar10-augmented": ("grab-head", "herding-head", "herding-head-lazy"),
     "cifar10-resnet": ("herding-head",),
-    "gpt": ("grab-pair", "herding-head", "herding-head-lazy"),
+    "gpt": ("grab-pair", "grab-pair-precond", "herding-head", "herding-head-lazy", "herding-head-precond"),
+    "sst2": ("grab-pair", "herding-head", "herding-head-lazy"),
+    "sst2-head": ("herding-head", "herding-head-lazy"),
+    "sst2-lora": ("herding-head", "herding-head-lazy"),
 }
 CYCLE = 3  # epochs: a lazy order learns in one of them
 
 
 def epoch_of(task: str, arm: str) -> Callable[[], None]:
     problem, defaults = TASKS[task].load(data_dir(), PARTS[task]), TASKS[task].defaults
-    optimizer_name: Any = "adamw" if task == "gpt" else "sgd"
+    optimizer_name: Any = "adamw" if task == "gpt" or task in BATCH_SIZES else "sgd"
     config = RunConfig(
         task=task,
         arms=(arm,),
         rates=(1e-3,),
         seeds=(0,),
         epochs=1,
-        batch_size=defaults.batch_size,
+        batch_size=BATCH_SIZES.get(task, defaults.batch_size),
         momentum=defaults.momentum,
         weight_decay=defaults.weight_decay,
         optimizer=optimizer_name,
@@ -58,7 +72,7 @@ def epoch_of(task: str, arm: str) -> Callable[[], None]:
     model = problem.build(0).train()
     optimizer = make_optimizer(model, config, 1e-3)
     n = len(problem.train_x)
-    order = build_order(parse(arm), model, n, seed=0, memory_limit=2**31, labels=problem.labels)
+    order = build_order(parse(arm), model, n, seed=0, memory_limit=2**31, labels=problem.labels, optimizer=optimizer)
     average = None
     if parse(arm).averaged:
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn())
@@ -93,7 +107,7 @@ def main() -> None:
     torch.set_num_threads(1)
     before = json.loads(options.out.read_text())["seconds"] if options.out.exists() else {}
     found = before | {task: measure(task) for task in options.task or PARTS}
-    content = {**provenance("python -m benchmarks.costs"), "seconds": found}
+    content = {**provenance("python -m benchmarks.costs"), "batch_sizes": BATCH_SIZES, "seconds": found}
     options.out.write_text(json.dumps(content, indent=1) + "\n")
     for task, of in found.items():
         print(
