@@ -22,7 +22,7 @@ from ordain import Every, GraB, Herding, Order, RandomReshuffling
 from ordain.study.tasks.images import lenet, resnet
 from ordain.study.tasks.language import Gpt, LanguageModel
 
-ROUNDS = 7
+ROUNDS = 10
 STEPS = 40  # an epoch
 WARM_UP = 2  # epochs: the first passes are inspected
 
@@ -43,7 +43,9 @@ ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
     "herding": lambda model, n: Herding(model, n, params="head", sketch=1024),
     "grab": lambda model, n: GraB(model, n, params="head", centering="pair"),
     "herding, lazy": lambda model, n: Herding(model, n, params="head", sketch=1024, learn=Every(3)),
+    "grab, lazy": lambda model, n: GraB(model, n, params="head", centering="pair", learn=Every(5)),
 }
+CYCLES = {"herding, lazy": 3, "grab, lazy": 5}  # epochs, of which one learns
 
 
 def epoch_of(build: Callable[[], nn.Module], batch: Batch, size: int, order_of: Any, steps: int) -> Callable[[], None]:
@@ -112,8 +114,9 @@ def run(names: list[str] | None = None) -> dict[str, float]:
         for order in ORDERS:
             if order != "rr":
                 pairs = seconds[order], seconds["rr"]
-                if order == "herding, lazy":  # a cycle of three epochs
-                    pairs = [sum(seconds[order][:6])], [sum(seconds["rr"][:6])]
+                if cycle := CYCLES.get(order):
+                    whole = ROUNDS // cycle * cycle
+                    pairs = [sum(seconds[order][:whole])], [sum(seconds["rr"][:whole])]
                 results[f"{name}, {order}"] = median_ratio(*pairs)
                 said.append(f"{order} {results[f'{name}, {order}']:.3f}x")
         print(f"  {name}: RR {base * 1e3:.2f} ms a step; {', '.join(said)}", flush=True)

@@ -72,10 +72,18 @@ ORDERS: dict[str, Build] = {
 
 
 def whole_batches(size: int) -> dict[str, Build]:
-    def build(centering: Literal["mean", "pair"]) -> Build:
-        return lambda model, n: GraB(model, n, centering=centering, gradients="microbatch", group=size)
+    def build(centering: Literal["mean", "pair"], *, last: bool = False) -> Build:
+        def order(model: nn.Module, n: int) -> Order:
+            params = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:] if last else None
+            return GraB(model, n, centering=centering, params=params, gradients="microbatch", group=size)
 
-    return {"whole batches, mean": build("mean"), "whole batches, pair": build("pair")}
+        return order
+
+    return {
+        "whole batches, mean": build("mean"),
+        "whole batches, pair": build("pair"),
+        "whole batches, pair, last layer": build("pair", last=True),
+    }
 
 
 def loss_of(output: Tensor, y: Tensor) -> Tensor:
