@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 
-ABOUT = "Better orders in which to visit training data than random reshuffling."
+ABOUT = "Find better orders of training data than random reshuffling."
 COMMANDS = {  # the first lines of their own help
     "herd": "Find an order of vectors whose prefix sums stay small (the herding problem).",
     "demo": "Train on scikit-learn's digits in a few orders, and write a page with the results.",
@@ -31,7 +31,7 @@ Options:
   --version             Show the version and exit.
   --install-completion  Install completion for the current shell.
   --show-completion     Show completion for the current shell.
-  --help                Show this message and exit.
+  -h, --help            Show this message and exit.
 
 Commands:
 {{commands}}
@@ -46,7 +46,7 @@ def main() -> None:
     words = sys.argv[1:]
     if words == ["--version"]:
         sys.stdout.write(f"ordain {version('ordain')}\n")
-    elif words in ([], ["--help"]):
+    elif words in ([], ["--help"], ["-h"]):
         wide = max(map(len, COMMANDS))
         sys.stdout.write(
             _HELP.format(commands="\n".join(f"  {name:{wide}}  {said}" for name, said in COMMANDS.items()))

@@ -75,7 +75,7 @@ def run(block: Block, space: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if in_one_process(page)], ids=lambda page: page.stem)
 @pytest.mark.filterwarnings("ignore:this model was watched by another order")  # a page shows several
-@pytest.mark.filterwarnings("ignore:GraB. a whole pass was drawn and nothing observed")  # a loop's body is "..."
+@pytest.mark.filterwarnings("ignore:GraB. no gradients were observed")  # a loop's body is "..."
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # num_workers=4
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

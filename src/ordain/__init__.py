@@ -1,4 +1,4 @@
-"""Better orders in which to visit training data than random reshuffling.
+"""Better orders of training data than random reshuffling.
 
 >>> import torch
 >>> from ordain import GraB

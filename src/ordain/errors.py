@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class OrdainError(Exception):
     """Base of all errors that ordain raises on purpose.
@@ -13,6 +16,16 @@ class OrdainError(Exception):
     def __init__(self, came: str, *, expected: str, remedy: str) -> None:
         super().__init__(f"got {came}; expected {expected}. {remedy}")
         self.came = came
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str) -> str:
+    """The remedy for a misspelt word.
+
+    >>> did_you_mean("digit", ["mnist", "digits"], otherwise="See: ordain tasks")
+    "Did you mean 'digits'?"
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 class InputError(OrdainError, ValueError):

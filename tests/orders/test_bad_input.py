@@ -138,6 +138,11 @@ def test_step_out_of_turn() -> None:
     order.step()
     with pytest.raises(StepError, match="no new gradients"):
         order.step()
+    model.eval()
+    nn.functional.cross_entropy(model(x), y).backward()
+    with pytest.raises(StepError, match=r"in eval\(\) mode.*Call model\.train\(\)"):
+        order.step()
+    model.train()
     nn.functional.cross_entropy(model(data.x[:5]), data.y[:5]).backward()
     with pytest.raises(StepError, match="5 examples to observe, but only"):
         order.step()  # a batch that came from somewhere else

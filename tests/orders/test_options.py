@@ -30,7 +30,7 @@ N = 6
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GraB(None, N, centring="pair"), r"GraB\(centring=.*Did you mean centering=\?"),
+        (lambda: GraB(None, N, centring="pair"), r"GraB\(centring=.*Did you mean 'centering'"),
         (lambda: GraB(None, N, gradient="func"), r"GraB\(gradient=.*gradients="),
         (lambda: GraB(None, N, freeze_afer=1), "freeze_after="),
         (lambda: GraB(None, N, zzz=1), r"GraB\(zzz=.*expected one of balancer=, batch_dim=, centering=.*sketch="),

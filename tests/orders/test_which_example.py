@@ -205,7 +205,7 @@ def test_a_sampler_in_between_may_make_others_of_the_indices() -> None:
         def __iter__(self) -> Iterator[int]:
             return (2 * i for i in order.sampler)
 
-    with pytest.warns(OrdainWarning, match="nothing observed"):
+    with pytest.warns(OrdainWarning, match="no gradients were observed"):
         assert len(list(DataLoader(Indexed(10), sampler=Twice()))) == 5
 
 

@@ -110,7 +110,7 @@ def test_one_vector_has_one_order(tmp_path: Path, out: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path, out: Path) -> None:
-    refused(call("herd", tmp_path / "none.npy", "--out", out), "No such file", "none.npy")
+    refused(call("herd", tmp_path / "none.npy", "--out", out), "which does not exist", "none.npy")
     assert not out.exists()
 
 
@@ -176,10 +176,10 @@ def test_unknown_balancer(vectors: Path, out: Path) -> None:
 
 def test_output_that_cannot_be_written(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(herding, "herd", lambda *_, **__: pytest.fail("worked before it looked"))
-    refused(call("herd", vectors, "--out", tmp_path / "no" / "order.npy"), "No such folder")
+    refused(call("herd", vectors, "--out", tmp_path / "no" / "order.npy"), "which does not exist")
     (tmp_path / "folder.npy").mkdir()
     refused(call("herd", vectors, "--out", tmp_path / "folder.npy"), "Is a directory")
-    refused(call("herd", vectors, "--out", vectors / "order.npy"), "No such folder")
+    refused(call("herd", vectors, "--out", vectors / "order.npy"), "which is a file")
 
 
 @pytest.mark.parametrize("words", [("--out", "vectors.npy"), ("--out", "a.png", "--plot", "a.png")])
@@ -273,7 +273,7 @@ def test_the_shell_completes(typed: str, offered: list[str]) -> None:
 
 def test_names_that_cannot_be_written(vectors: Path, out: Path, tmp_path: Path) -> None:
     nowhere = call("herd", vectors, "--out", tmp_path / "no" / "order.npy")
-    refused(nowhere, "No such folder")
+    refused(nowhere, "which does not exist")
     assert ".tmp" not in nowhere.output
     refused(call("herd", vectors, "--out", out, "--plot", tmp_path / "prefix.xyz"), "ends in .png")
     assert not out.exists()

@@ -67,7 +67,7 @@ def test_page_needs_nothing_else_and_says_what_it_is(folder: Path, trained: Run)
     assert "which they differ" not in page
     ours, theirs = (select(trained.jobs, name).train_loss.tolist() for name in ("grab", "rr"))
     assert f"GraB ends at a training loss of {statistics.mean(ours):.4f} ± {statistics.stdev(ours):.4f}" in page
-    assert f"reshuffling at {statistics.mean(theirs):.4f} ± {statistics.stdev(theirs):.4f}. " in page
+    assert f"reshuffling at {statistics.mean(theirs):.4f} ± {statistics.stdev(theirs):.4f} (p = " in page
     assert (
         page.index("GraB ends at") < page.index("<table") < page.index("small prefix sums") < page.index("in sentences")
     )

@@ -150,7 +150,7 @@ class Cursor:
         if learns and not self.touched and self.drawn == self.view.n:
             self._warn(
                 "no step",
-                "a whole pass was drawn and nothing observed, so the order stays as it is. Call order.step() after "
+                f"no gradients were observed in epoch {self.epoch}, so its order is repeated. Call order.step() after "
                 "each loss.backward(). (Harmless if that pass was an evaluation.)",
             )
         if self.touched or learns or self._stepped:

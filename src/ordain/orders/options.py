@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ordain.errors import ArgumentError
+from ordain.errors import ArgumentError, did_you_mean
 
 
 def keywords(*builders: Any, without: Iterable[str] = ()) -> list[str]:
@@ -21,9 +20,8 @@ def refuse_unknown(order: str, options: Mapping[str, Any], known: Iterable[str])
     names = list(known)
     for name in options:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
             raise ArgumentError(
                 f"{order}({name}=...)",
                 expected=f"one of {', '.join(f'{one}=' for one in names)}",
-                remedy=f"Did you mean {near[0]}=?" if near else "See help(ordain.Order).",
+                remedy=did_you_mean(name, names, otherwise="See help(ordain.Order)."),
             )

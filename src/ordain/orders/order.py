@@ -377,15 +377,7 @@ class Order:
             raise watched.refusal()
         batches = watched.source.collect()
         if not batches:
-            raise StepError(
-                "step() with no new gradients",
-                expected="a forward in training mode and its backward since the last step()",
-                remedy="Call order.step() after loss.backward(), once; call the model itself, in train() mode. A model "
-                "that torch.compile has run already must be compiled again after the order is created. A layer inside "
-                "a reentrant checkpoint brings no gradients: pass use_reentrant=False. torch.autograd.grad counts if "
-                "it is asked for all trained parameters, in a loop without backward(); for gradients of torch.func "
-                "call observe().",
-            )
+            raise watched.nothing_new()
         if watched.expected is not None:
             watched.check_found()
         known = all(batch.gradients.dim == self._intake.given for batch in batches)

@@ -55,7 +55,7 @@ class Until:
 
 @dataclass(frozen=True)
 class Every:
-    """Learn in the first ``after`` epochs, then in one epoch of ``k``.
+    """Learn in the first ``after`` epochs, then in every ``k``-th epoch.
 
     >>> [epoch for epoch in range(9) if Every(3)(epoch)], [epoch for epoch in range(9) if Every(3, after=2)(epoch)]
     ([0, 3, 6], [0, 1, 4, 7])

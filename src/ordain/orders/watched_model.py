@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -34,6 +35,7 @@ class WatchedModel:
         self.source: Source | None = None
         self.expected: Facts | None = None
         self.claim: Claim | None = None
+        self._model: weakref.ref[nn.Module] | None = None
         self._detached = False
 
     def attach(self, source: Source) -> None:
@@ -43,7 +45,7 @@ class WatchedModel:
     def keep(self, model: nn.Module) -> None:
         """No other order watches ``model`` from now on."""
         if self.source is not None:
-            self.claim = claim(model, self.source)
+            self.claim, self._model = claim(model, self.source), weakref.ref(model)
 
     def detach(self) -> None:
         """Leave the model exactly as it was found."""
@@ -73,6 +75,24 @@ class WatchedModel:
             expected="one order per model",
             remedy="Step the order that was created last, with its own sampler; or continue this one with "
             f"new = {self._order}(model, n) and new.load_state_dict(this_order.state_dict()).",
+        )
+
+    def nothing_new(self) -> StepError:
+        """The error for a step since the last of which no gradients have come."""
+        model = None if self._model is None else self._model()
+        if model is not None and not model.training:
+            return StepError(
+                "step() while the model is in eval() mode",
+                expected="train() mode: passes in eval() mode do not count",
+                remedy="Call model.train() before the first batch of each epoch.",
+            )
+        return StepError(
+            "step() with no new gradients",
+            expected="a forward in training mode and its backward since the last step()",
+            remedy="Call order.step() after loss.backward(), once, and call the model itself. A model that "
+            "torch.compile has run already must be compiled again after the order is created. A layer inside a "
+            "reentrant checkpoint brings no gradients: pass use_reentrant=False. torch.autograd.grad counts if it is "
+            "asked for all trained parameters, in a loop without backward(); for gradients of torch.func call observe().",
         )
 
     def drop(self, size: int | None = None) -> bool:

@@ -16,7 +16,12 @@ from ordain.study.commands.run_command import run
 from ordain.study.commands.vector_commands import herd, simulate_ranks
 
 # Without rich's markup, which would take the [n, d] of a help text for a style.
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 def _show_version(asked: bool) -> None:

@@ -11,9 +11,10 @@ from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study.report import write_content
 from ordain.study.report.arm_rows import rows
+from ordain.study.report.number_text import p_equals
 from ordain.study.report.page import Content, Section
 from ordain.study.report.training_content import training_content
-from ordain.study.report.views import views
+from ordain.study.report.views import TRAIN, views
 from ordain.study.runs.arms import BASELINE, RETRAIN
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.records import Run, read_run
@@ -65,7 +66,7 @@ def write_demo(
     content = replace(
         content,
         title="Orders on one small task",
-        facts=" ".join([*verdict(trained), content.facts]),
+        lead=verdict(trained),
         warnings=[_ILLUSTRATION, *content.warnings],
         sections=[why, *content.sections],
     )
@@ -73,17 +74,19 @@ def write_demo(
     return content
 
 
-def verdict(trained: Run) -> list[str]:
-    """How the last epoch of GraB and of RR differ, in the mean and over seeds; nothing for a single seed."""
-    table = {row.name: row.train for row in rows(views(trained)[0])}
-    ours, theirs = table["grab"], table[BASELINE]
-    if ours.sd is None or theirs.sd is None or ours.mean is None or theirs.mean is None:
-        return []
+def verdict(trained: Run) -> str:
+    """How the last epoch of GraB and of RR differ, in the mean and over seeds; empty for a single seed."""
+    view = views(trained)[0]
+    table = {row.name: row.train for row in rows(view)}
+    ours, theirs, found = table["grab"], table[BASELINE], view.comparisons(TRAIN)["grab"]
+    if ours.sd is None or theirs.sd is None or ours.mean is None or theirs.mean is None or found.p is None:
+        return ""
     smaller = f"{theirs.sd / ours.sd:.0f} times" if ours.sd < theirs.sd / 2 else "not clearly"
-    return [
+    return (
         f"GraB ends at a training loss of {ours.mean:.4f} ± {ours.sd:.4f} over seeds, random reshuffling at "
-        f"{theirs.mean:.4f} ± {theirs.sd:.4f}. GraB's standard deviation is {smaller} smaller."
-    ]
+        f"{theirs.mean:.4f} ± {theirs.sd:.4f} ({p_equals(found.p)} for the means). GraB's standard deviation is "
+        f"{smaller} smaller."
+    )
 
 
 def _remove(folder: Path) -> None:

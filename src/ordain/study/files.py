@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import lzma
 import os
@@ -109,7 +110,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(2, "No such folder", str(path.parent))
+        kind = NotADirectoryError if path.parent.exists() else FileNotFoundError
+        raise kind(errno.ENOENT, "No such folder", str(path.parent))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with beside.open("xb") as file:

@@ -105,6 +105,6 @@ def claim(model: nn.Module, source: Source) -> Claim:
             "this model was watched by another order, which is now detached: a model can have one order at a time. "
             "Call detach() on an order before creating the next.",
             OrdainWarning,
-            stacklevel=4,
+            stacklevel=6,  # the line that creates the order
         )
     return _CLAIMS[model]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from ordain.errors import InputError
+from ordain.errors import InputError, did_you_mean
 from ordain.gradients.layout import tensors_in
 from ordain.gradients.rules import rule_for
 from ordain.gradients.rules.linear import linear, transposed_linear
@@ -55,11 +54,10 @@ def _named(model: nn.Module, one: str | nn.Module) -> list[str]:
         came, names = f"params={one!r}, which the model does not have", [name for name, _ in model.named_modules()]
         names += [HEAD, *(name for name, _ in model.named_parameters())]
     if not found:
-        near = difflib.get_close_matches(str(one), names, n=1)
         raise InputError(
             came,
             expected="a parameter's or module's name, as in model.named_modules()",
-            remedy=f"Did you mean {near[0]!r}?" if near else "Print [name for name, _ in model.named_modules()].",
+            remedy=did_you_mean(str(one), names, otherwise="Print [name for name, _ in model.named_modules()]."),
         )
     return found
 

@@ -18,7 +18,7 @@ import pandas as pd
 from ordain import Every
 from ordain.errors import InputError
 from ordain.orders import ORDERS
-from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, corrected
+from ordain.study.report.statistics import Comparison, compare, corrected
 from ordain.study.report.views import VALID, Entry, at_rate, views
 from ordain.study.runs.arms import BASELINE, parse
 from ordain.study.runs.records import Run, read_run
@@ -149,7 +149,7 @@ def final_values(entry: Entry, decay: str) -> dict[str, pd.Series]:
 
 
 def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
-    """Add the comparison with RR's values at the same processor time, between its lengths, each at its best schedule.
+    """Add the comparison with RR's values at the same processor time, each length at its best schedule.
 
     Holm's p is over the orders with one schedule.
     """
@@ -167,7 +167,7 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
         equal = {
             measure: corrected(
                 {
-                    str(number): compare(own[number].values[measure], _between(rr, measure, own[number].seconds))
+                    str(number): compare(own[number].values[measure], _at(own[number].seconds, rr, measure))
                     for number in inside
                 }
             )
@@ -178,15 +178,11 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
             yield replace(point, equal=found_here)
 
 
-def _between(rr: Sequence[Point], measure: str, seconds: float) -> pd.Series:
-    """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths."""
-    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in rr}).dropna()
+def _at(seconds: float, rr: Sequence[Point], measure: str) -> pd.Series:
+    """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths.
+
+    Runs with a higher validation loss than a shorter one are left out: nobody would choose them.
+    """
+    worth = [point for number, point in enumerate(rr) if all(point.valid < other.valid for other in rr[:number])]
+    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in worth}).dropna()
     return table.apply(lambda row: float(np.interp(np.log(seconds), table.columns, row)), axis=1)
-
-
-def better(comparison: Comparison | None, measure: str) -> bool | None:
-    """Whether a significant difference is an improvement; None if there is none."""
-    if comparison is None or comparison.difference is None or len(comparison.seeds) < ENOUGH_SEEDS:
-        return None
-    p = comparison.p if comparison.holm is None else comparison.holm
-    return None if p is None or p >= LEVEL else (comparison.difference < 0) == (measure != "accuracy")

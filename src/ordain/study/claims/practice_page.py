@@ -57,27 +57,24 @@ def main_points(found: Sequence[Point]) -> list[Point]:
 
 
 def headline(found: Sequence[Point]) -> str:
-    """One sentence: on how many tasks any order beats RR at equal processor time, and by how much."""
-    tested = [point for point in main_points(found) if point.equal and point.arm not in _SAME_ORDER]
-    problems = _of(tested)
-    if not problems:
+    """One sentence: on how many tasks the order in the table beats RR at equal processor time, and by how much."""
+    shown = main_points(found)
+    tested = [point for problem in _of(shown) for point in _best_and_rr([p for p in shown if p.problem == problem])]
+    tested = [point for point in tested if point.equal]
+    if not tested:
         return ""
-    told, won = [], set()
-    for measure in _JUDGED:
-        name = MEASURES[measure].removesuffix(", %")
-        outcomes = [(point, better(point.equal[measure], measure)) for point in tested]
-        here = {point.problem for point, outcome in outcomes if outcome}
-        lost = {point.problem for point, outcome in outcomes if outcome is False} - here
-        gains = [abs(point.equal[measure].difference or 0.0) for point, outcome in outcomes if outcome]
-        if measure == "test":
-            gains = [abs(point.equal[measure].relative or 0.0) * 100 for point, outcome in outcomes if outcome]
-        unit = "%" if measure == "test" else "points"
-        by = f" (by at most {max(gains):.1f} {unit})" if gains else ""
-        told.append(f"{name} is better on {len(here)}{by} and only worse on {len(lost)}")
-        won |= here
-    pays = "never" if not won else "everywhere" if len(won) == len(problems) else "only on some tasks"
-    compared = "against random reshuffling with a tuned rate and schedule, for the same processor time"
-    return f"Ordering pays {pays}: {compared}, on {counted(len(problems), 'task')}, {'; '.join(told)}."
+    told, outcomes = [], {measure: [better(point.equal[measure], measure) for point in tested] for measure in _JUDGED}
+    for measure, words in zip(_JUDGED, (("lower", "higher"), ("higher", "lower")), strict=True):
+        name, accuracy = MEASURES[measure].removesuffix(", %"), measure == "accuracy"
+        wins = [point.equal[measure] for point, won in zip(tested, outcomes[measure], strict=True) if won]
+        gains = [abs(win.difference or 0.0) if accuracy else 100 * abs(win.relative or 0.0) for win in wins]
+        by = f" (by at most {max(gains):.1f} {'points' if accuracy else '%'})" if gains else ""
+        lost = outcomes[measure].count(False)
+        told.append(f"{name} is {words[0]} on {len(wins) or 'none'}{by} and {words[1]} on {lost or 'none'}")
+    won = sum(True in both and False not in both for both in zip(*outcomes.values(), strict=True))
+    tasks = counted(len(tested), "task")
+    compared = "compared with random reshuffling with a tuned rate and schedule, for the same processor time"
+    return f"Ordering pays on {won or 'none'} of {tasks}: {compared}, {'; '.join(told)}."
 
 
 def table(found: Sequence[Point]) -> Table:

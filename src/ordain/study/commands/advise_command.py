@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ordain.errors import InputError
+from ordain.errors import InputError, did_you_mean
 from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.progress import reporting
 
@@ -46,7 +46,7 @@ def advise(
             return
         if name not in TASKS:
             came, expected = f"the task {name!r}", f"one of {', '.join(TASKS)}, or a folder of runs"
-            raise InputError(came, expected=expected, remedy="See: ordain tasks")
+            raise InputError(came, expected=expected, remedy=did_you_mean(name, TASKS, otherwise="See: ordain tasks"))
         defaults = TASKS[name].defaults
         chosen: dict[str, Any] = {"rates": (defaults.rates[0] if lr is None else lr,), "limit": limit}
         chosen |= {"batch_size": batch_size or defaults.batch_size, "optimizer": optimizer, "decay": decay}

@@ -28,7 +28,8 @@ def demo(
         config = demo_config(seeds=seeds, epochs=epochs, every=every)
         with displaying(epochs) as report:
             content = write_demo(out, config, report=report, command=command)
-    typer.echo(content.facts)
+    for told in (content.lead, content.facts):
+        typer.echo(told)
     (numbers,) = content.tables
     counts = f"{counted(epochs, 'epoch')}, {counted(seeds, 'seed')}"
     note = (

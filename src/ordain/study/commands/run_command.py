@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from ordain.errors import InputError
+from ordain.errors import InputError, did_you_mean
 from ordain.study.commands.terminal import compared, plain_errors, show, stoppable
 from ordain.study.progress import displaying, reporting
 
@@ -100,8 +100,9 @@ def run(
         asked = task if ablation else name
         trained = TASKS.get(asked)
         if trained is None:
-            known = ", ".join(TASKS if ablation else (*TASKS, *ABLATIONS, *STUDIES))
-            raise InputError(f"the task {asked!r}", expected=f"one of {known}", remedy="See: ordain tasks")
+            known = list(TASKS) if ablation else [*TASKS, *ABLATIONS, *STUDIES]
+            remedy = did_you_mean(asked, known, otherwise="See: ordain tasks")
+            raise InputError(f"the task {asked!r}", expected=f"one of {', '.join(known)}", remedy=remedy)
         if not (math.isfinite(memory_limit) and memory_limit > 0):
             came, expected = f"--memory-limit {memory_limit}", "a finite number of GiB above 0"
             raise InputError(came, expected=expected, remedy="Leave it out for 2.")

@@ -36,6 +36,10 @@ def plain_errors() -> Iterator[None]:
         message = str(error)
     except BrokenPipeError:  # the reader of a pipe has closed it: exit quietly
         raise
+    except (FileExistsError, NotADirectoryError) as error:
+        message = f"got {error.filename}, which is a file; expected a folder. Choose another name."
+    except FileNotFoundError as error:
+        message = f"got {error.filename}, which does not exist; expected an existing path. Check the name."
     except OSError as error:
         message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
     else:

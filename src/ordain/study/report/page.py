@@ -120,6 +120,7 @@ class Content:
     problems: Table | None = None  # jobs that are not compared
     commands: Table | None = None  # all commands, if there were several
     explained: bool = False  # include the notes on how to read a training report
+    lead: str = ""  # the main result, in a sentence or two
 
     @property
     def figures(self) -> list[Drawn]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ordain import FixedOrder, Order
 from ordain.distributed import Distributed
-from ordain.errors import InputError
+from ordain.errors import InputError, did_you_mean
 from ordain.orders import ORDERS
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.multi_rank import PATIENCE
@@ -102,8 +102,12 @@ def parse(name: str, *, group: int = 1) -> Arm:
             f"the order {name[:40]!r}",
             expected=f"one of {', '.join(ORDERS)}; with an integer after @ of at most 9 digits, or after + a number of "
             "ranks of at least 2, optionally followed by -independent",
-            remedy="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks, rr-ema to "
-            "evaluate averaged weights, grab-precond to order by gradients as AdamW scales them.",
+            remedy=did_you_mean(
+                name,
+                ORDERS,
+                otherwise="Separate orders by commas; write grab@8 for units of 8 examples, grab+2 for 2 ranks, rr-ema "
+                "to evaluate averaged weights, grab-precond to order by gradients as AdamW scales them.",
+            ),
         )
     order, recipe, group = found["order"], ORDERS[found["order"]], int(found["size"] or group)
     if group > 1 and (recipe.needs_labels or not recipe.is_permutation):

@@ -91,8 +91,8 @@ def run_folders(folder: Path) -> list[Path]:
     if not found:
         raise InputError(
             f"no run in {folder}",
-            expected="a run's folder (with a config.json), or a folder of such folders",
-            remedy="`ordain run` writes one.",
+            expected="a folder of runs, each in a folder with a config.json",
+            remedy="Pass the parent of that folder." if (folder / _NAME).is_file() else "`ordain run` writes a run.",
         )
     return found
 
