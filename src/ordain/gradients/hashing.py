@@ -21,7 +21,7 @@ from ordain.gradients.memory import chunk_numbers
 
 # Nanoseconds on one core of a Xeon at 2.8 GHz: they choose between two ways to the same numbers.
 _TRANSFORM, _MULTIPLY, _SCATTER, _MAKE = 0.6, 2.0, 5.0, 0.1
-_APART = 16  # places that a row has at least where rows are kept apart, or a column where columns are
+_APART = 16  # places that a row has at least where rows are kept apart
 _KEPT = 2**16  # hashes of longer flat gradients are drawn each time: they take more memory than a gradient
 
 
@@ -30,13 +30,12 @@ class Hashes:
     """Where each row and each column goes: places ``[rows]`` and ``[cols]`` in [0, k), and signs +1 and -1.
 
     Entry (r, c) goes to the sum of their places, mod k. A few rows are kept apart: row r has ``width`` places alone,
-    which brings less noise, and takes one product for an outer product. With more rows, a few columns are kept apart in
-    the same way (``by_column``). ``width`` is 0 if there are many of both. ``start`` is the number of the first row.
+    which brings less noise, and takes one product for an outer product. ``width`` is 0 for more rows. ``start`` is the
+    number of the first row.
     """
 
     k: int
     width: int
-    by_column: bool
     start: int
     row_places: Tensor
     row_signs: Tensor
@@ -76,11 +75,10 @@ class Hashes:
         """Add the sketches of sum_t b_it a_it', for a ``[B, T, cols]`` and b ``[B, T, rows]``, to ``out``."""
         size, steps = a.shape[:2]
         if self.width:
-            apart, hashed = (a, b) if self.by_column else (b, a)
-            narrow = (hashed.to(out.dtype).flatten(0, 1) @ self._table).view(size, steps, self.width)
-            signed = (apart.to(out.dtype) * (self.col_signs if self.by_column else self.row_signs)).mT
+            narrow = a.to(out.dtype).flatten(0, 1) @ self._columns
+            signed, narrow = (b.to(out.dtype) * self.row_signs).mT, narrow.view(size, steps, self.width)
             wide = signed * narrow if steps == 1 else signed @ narrow
-            first = 0 if self.by_column else self.start * self.width
+            first = self.start * self.width
             out[:, first : first + wide.shape[1] * self.width] += wide.flatten(1)
             return
         long = max(1, min(steps, chunk_numbers() // (4 * self.k)))
@@ -97,10 +95,10 @@ class Hashes:
                 out[lo : lo + few] += torch.fft.irfft(total, n=self.k)
 
     @cached_property
-    def _table(self) -> Tensor:
-        """``[cols, width]``: the sign of each column in its place; ``[rows, width]`` if columns are kept apart."""
-        places, signs = (self.row_places, self.row_signs) if self.by_column else (self.col_places, self.col_signs)
-        return signs.new_zeros(len(places), self.width).scatter_(1, places[:, None], signs[:, None])
+    def _columns(self) -> Tensor:
+        """``[cols, width]``: the sign of each column in its place."""
+        table = self.col_signs.new_zeros(len(self.col_places), self.width)
+        return table.scatter_(1, self.col_places[:, None], self.col_signs[:, None])
 
     @cached_property
     def _entries(self) -> tuple[Tensor, Tensor]:
@@ -146,16 +144,12 @@ class HashFamily:
         if key in self._drawn:
             return self._drawn[key]
         words = _rng.hashes(rows + cols, seed=self._seed, stream=offset)
-        few = self.k // _APART
-        by_column = rows > few >= cols > 1
-        width = self.k // cols if by_column else self.k // rows if 1 < rows <= few else 0
+        width = self.k // rows if 1 < rows <= self.k // _APART else 0
         found = (words >> np.uint64(1)).astype(np.int64) % (width or self.k)
-        if width:
-            apart = found[rows:] if by_column else found[:rows]
-            apart[:] = np.arange(len(apart)) * width
+        found[:rows] = np.arange(rows) * width if width else found[:rows]
         places = torch.from_numpy(found).to(like.device)
         signs = torch.from_numpy(1.0 - 2.0 * (words & np.uint64(1))).to(like.device, like.dtype)
-        drawn = Hashes(self.k, width, by_column, 0, places[:rows], signs[:rows], places[rows:], signs[rows:])
+        drawn = Hashes(self.k, width, 0, places[:rows], signs[:rows], places[rows:], signs[rows:])
         if rows > 1 or cols <= _KEPT:
             self._drawn[key] = drawn
         return drawn
