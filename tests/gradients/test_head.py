@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import reloaded
@@ -17,7 +18,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from ordain import GraB, Herding, reference, validate
-from ordain.errors import InputError, OrdainWarning, StateError
+from ordain.errors import InputError, OrdainWarning, StateError, UnsupportedModuleError
 
 N, SIZE, EPOCHS = 26, 6, 3
 
@@ -423,3 +424,14 @@ def test_a_head_that_gets_no_gradient_is_spoken_of(kind: Any) -> None:
         with pytest.warns(OrdainWarning, match="brings no gradient to 'b'") if said else contextlib.nullcontext():
             cross_entropy(model(x[:SIZE])[0], y[:SIZE]).backward()
         order.step()
+
+
+def test_other_tensors_than_the_parameters() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    order = GraB(model, 4, params="head")
+    list(order.sampler)
+    other = {name: p * 1.5 for name, p in model.named_parameters()}
+    with pytest.raises(UnsupportedModuleError, match="functional_call"):
+        torch.func.functional_call(model, other, (torch.randn(4, 4),))
+    with pytest.raises(InputError, match="expected 'head', names"):
+        GraB(model, 4, params=np.array(["head", "2"]))

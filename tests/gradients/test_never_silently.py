@@ -375,3 +375,40 @@ def test_a_watched_model_computes_what_it_computes_unwatched(
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None)
             assert p.grad is None or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+
+
+class NormalizedHead(nn.Module):
+    """A weight that is computed from another, so that its gradient is taken from the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 4, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(h, F.normalize(self.out.weight, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("number", "zero"),
+    [
+        (3, [(0, slice(1, None, 2)), (1, slice(0, None, 2))]),  # no feature is active in both examples
+        (0, [(0, slice(None))]),  # nor any in the first
+        (0, [(1, slice(None))]),
+        (2, [(0, slice(None)), (1, slice(4, None))]),
+    ],
+)
+def test_features_that_happen_to_be_zero(number: int, zero: list[tuple[int, slice]]) -> None:
+    """They let a gradient look as if the examples lay in another dimension, or as if a layer explained it."""
+    torch.manual_seed(0)
+    model = NormalizedHead().double()
+    source = ExactSource(model)
+    for batch in range(6):
+        h, y = torch.rand(2, 8, dtype=torch.float64), torch.randint(0, 4, (2,))
+        for example, features in zero if batch == number else ():
+            h[example, features] = 0
+        F.cross_entropy(model(h), y).backward()
+        found = rows_of(source)
+        twin = copy.deepcopy(model)
+        losses = [F.cross_entropy(twin(h[i : i + 1]), y[i : i + 1]) for i in range(2)]
+        wanted = [torch.autograd.grad(loss, twin.out.weight)[0].flatten() for loss in losses]
+        torch.testing.assert_close(found, torch.stack(wanted))

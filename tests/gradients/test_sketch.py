@@ -23,7 +23,7 @@ from ordain import GraB, Greedy, Herding, _rng, herding
 from ordain.errors import GradientError, InputError, StateError
 from ordain.gradients import Dense, ExactSource, Factored, Gradients, Sketch, sketch
 from ordain.gradients.combined import RowRange, Stacked, Sum
-from ordain.gradients.hashing import Hashes
+from ordain.gradients.hashing import Hashes, HashFamily
 from ordain.gradients.param_grads import Materialized, OuterProduct, ParamGrads, WithBias
 from ordain.gradients.sparse_rows import SparseRows
 
@@ -175,14 +175,14 @@ def test_sketches_of_parts_add_up() -> None:
     """Of a sum of gradients, of examples seen apart, and of a weight joined with its bias or not."""
     torch.manual_seed(0)
     a, b = torch.randn(4, 1, 6).double(), torch.randn(4, 1, 3).double()
-    joined, apart = placed((5, WithBias(a, b))), placed((5, OuterProduct(a, b)), (23, Materialized.flat(b[:, 0])))
+    joined, apart = placed((5, WithBias(a, b))), placed((5, OuterProduct(a, b)), (23, Materialized.of(b[:, 0])))
     one = Sketch(16, seed=2)
     whole = rows_of(one(joined))
     torch.testing.assert_close(rows_of(one(apart)), whole)
     halves = [rows_of(Sketch(16, seed=2)(joined.select(torch.tensor(part)))) for part in ([0, 2], [1, 3])]
     torch.testing.assert_close(torch.stack(halves, dim=1).flatten(0, 1), whole)
     mean = placed((5, Materialized(rows_of(joined)[:, 5:23].mean(0).view(1, 3, 6))))
-    bias = placed((23, Materialized.flat(b[:, 0].mean(0, keepdim=True))))
+    bias = placed((23, Materialized.of(b[:, 0].mean(0, keepdim=True))))
     torch.testing.assert_close(rows_of(one(mean)) + rows_of(one(bias)), whole.mean(0, keepdim=True))
 
 
@@ -340,3 +340,37 @@ def test_more_numbers_herd_better() -> None:
     assert large < 1.2 * exact
     assert middle < 0.6 * random
     assert small > 2 * exact
+
+
+class SomePositions(nn.Module):
+    """A head that is not called for padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
+        scores = h.new_zeros(*mask.shape, 4)
+        scores[mask] = self.head(h[mask])
+        return scores
+
+
+@pytest.mark.parametrize("full", [0, 2])
+def test_a_sketch_does_not_depend_on_how_a_gradient_was_found(full: int) -> None:
+    """A head on some positions is taken from the graph; where all are there, its layer explains it."""
+    torch.manual_seed(0)
+    model = SomePositions().double()
+    source, family = ExactSource(model), HashFamily(16, seed=1)
+    for batch in range(5):
+        h = torch.randn(4, 5, 8, dtype=torch.float64)
+        mask = torch.arange(5) < torch.tensor([5, 5, 5, 5] if batch == full else [2, 5, 3, 4])[:, None]
+        model(h, mask).square().sum().div(4).backward()
+        (found,) = source.collect()
+        sketched, rows = (torch.zeros(4, 16, dtype=torch.float64) for _ in range(2))
+        found.gradients.add_sketch(family, sketched)
+        whole = found.gradients.rows()
+        for offset, (height, width) in ((0, (4, 8)), (32, (1, 4))):
+            part = whole[:, offset : offset + height * width].view(4, height, width)
+            family.hashes(offset, height, width, rows).add_materialized(part, rows)
+        torch.testing.assert_close(sketched, rows)
+    assert source.from_graph

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
-from ordain import GraB, reference
+from ordain import Every, GraB, reference
 from ordain.errors import GradientError, OrdainWarning, StepError, UnsupportedModuleError
 from ordain.gradients import ExactSource, FuncSource, Gradients
 
@@ -483,3 +484,15 @@ def test_what_the_model_returns_may_retain_its_gradient() -> None:
             model.zero_grad()
     for plain, found in zip(grads[:8], grads[8:], strict=True):
         assert torch.equal(plain, found)
+
+
+def test_a_layer_that_is_frozen_while_nothing_is_learned() -> None:
+    """Watched again, whole batches are ordered by the other layers; and by this one once it is unfrozen."""
+    model, data = small_model(), Regression(N)
+    order = GraB(model, data, gradients="microbatch", group=4, learn=Every(2))
+    for epoch in range(6):
+        model[0].requires_grad_(epoch in (0, 4, 5))
+        for rows in DataLoader(range(N), batch_size=4, sampler=order.sampler):
+            backward(model, data, rows.tolist())
+            order.step()
+    assert len({tuple(order.history(epoch).tolist()) for epoch in range(0, 6, 2)}) == 3

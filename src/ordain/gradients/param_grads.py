@@ -206,9 +206,9 @@ class Materialized(ParamGrads):
         self._grads = grads
 
     @classmethod
-    def flat(cls, grads: Tensor) -> Materialized:
-        """From ``[B, *shape]``, as one row."""
-        return cls(grads.reshape(grads.shape[0], 1, -1))
+    def of(cls, grads: Tensor) -> Materialized:
+        """From ``[B, *shape]``: with the rows that a sketch hashes the parameter by, however its gradient is found."""
+        return cls(grads.reshape(grads.shape[0], grads.shape[1] if grads.ndim > 2 else 1, -1))
 
     def materialize(self, lo: int, hi: int) -> Tensor:
         return self._grads[:, lo:hi]

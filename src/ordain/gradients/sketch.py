@@ -24,8 +24,9 @@ class Sketch:
     """The map S for gradients of any length.
 
     Args:
-        k: the number of numbers kept per example. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2, or 8/k if
-            g and h are outer products, whose rows and columns are hashed separately.
+        k: the number of numbers kept per example. <Sg, Sh> has a variance of at most 2/k |g|^2 |h|^2. For
+            outer products, whose rows and columns are hashed separately, it is at most 8/k, or 2 rows/k if there are at
+            most k/16 rows.
         seed: determines all random numbers.
 
     >>> one, other = torch.ones(1, 50), torch.arange(50.0)[None]

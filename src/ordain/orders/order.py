@@ -19,7 +19,7 @@ from ordain import _rng
 from ordain._context import undisturbed
 from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients, rescaled
-from ordain.gradients.sources import HEAD, source_for
+from ordain.gradients.sources import is_head, source_for
 from ordain.orders.arrangement import Arrangement
 from ordain.orders.coordination import Coordinator
 from ordain.orders.cursor import Cursor
@@ -148,7 +148,7 @@ class Order:
         # What must agree for a saved state to be loaded.
         self._identity = {"order": type(self).__name__, "n": self.n, "group": self.group, "seed": self.seed}
         self._identity |= self._view.identity | extra
-        self._head = params == HEAD
+        self._head = is_head(params)
         self._watched = WatchedModel(type(self).__name__)
         self.device = torch.device("cpu")
         self._cursor = Cursor(

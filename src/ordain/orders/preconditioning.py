@@ -144,7 +144,7 @@ def _check_optimizer(optimizer: Any) -> None:
             remedy="Use the plain optimizer under DistributedDataParallel.",
         )
     for group in optimizer.param_groups:
-        if not ("eps" in group and ("betas" in group or "alpha" in group)) or name == "Adamax":
+        if not ("eps" in group and ("betas" in group or "alpha" in group)) or name in ("Adamax", "SparseAdam"):
             raise InputError(f"precondition={name}", expected=_ADAPTIVE, remedy=_REMEDY)
 
 

@@ -92,7 +92,8 @@ class WatchedModel:
             remedy="Call order.step() after loss.backward(), once, and call the model itself. A model that "
             "torch.compile has run already must be compiled again after the order is created. A layer inside a "
             "reentrant checkpoint brings no gradients: pass use_reentrant=False. torch.autograd.grad counts if it is "
-            "asked for all trained parameters, in a loop without backward(); for gradients of torch.func call observe().",
+            "asked for all trained parameters, in a loop without backward(). For gradients of torch.func call "
+            "observe().",
         )
 
     def drop(self, size: int | None = None) -> bool:

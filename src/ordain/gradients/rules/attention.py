@@ -128,7 +128,7 @@ def attention(module: nn.MultiheadAttention, uses: list[Use]) -> dict[str, Param
                 if name not in biases:
                     biases[name] = b.new_zeros(use.size, parameters[name].numel())
                 biases[name][:, start : start + b.shape[2]] += b.sum(dim=1)
-    grads: dict[str, ParamGrads] = {name: Materialized.flat(bias) for name, bias in biases.items()}
+    grads: dict[str, ParamGrads] = {name: Materialized.of(bias) for name, bias in biases.items()}
     return grads | {name: _joined(parts, len(parameters[name])) for name, parts in weights.items()}
 
 

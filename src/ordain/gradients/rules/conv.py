@@ -211,5 +211,5 @@ def _grads(module: Any, uses: list[Use], weight: Callable[[Tensor, Tensor], Para
     if module.weight.requires_grad:
         grads["weight"] = total([weight(x, b) for x, b in pairs])
     if module.bias is not None and module.bias.requires_grad:
-        grads["bias"] = Materialized.flat(torch.stack([per_channel(b) for _, b in pairs]).sum(dim=0))
+        grads["bias"] = Materialized.of(torch.stack([per_channel(b) for _, b in pairs]).sum(dim=0))
     return grads

@@ -37,4 +37,4 @@ def summed_uses(module: nn.Module, uses: list[Use], grads: Callable[[Use], dict[
     """``grads(use)`` ``[B, *shape]`` by name, added up over the uses, of the parameters that are trained."""
     found = [grads(use) for use in uses]
     trained = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
-    return {name: Materialized.flat(sum((one[name] for one in found[1:]), found[0][name])) for name in trained}
+    return {name: Materialized.of(sum((one[name] for one in found[1:]), found[0][name])) for name in trained}

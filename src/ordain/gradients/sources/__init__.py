@@ -14,17 +14,17 @@ from ordain.gradients.protocol import Source
 from ordain.gradients.sources.exact import ExactSource
 from ordain.gradients.sources.microbatch import MicrobatchSource
 from ordain.gradients.sources.model_checks import problems
-from ordain.gradients.sources.selection import HEAD, selection
+from ordain.gradients.sources.selection import is_head, selection
 from ordain.gradients.sources.vmap import FuncSource
 
 __all__ = [
-    "HEAD",
     "SOURCES",
     "Claim",
     "ExactSource",
     "FuncSource",
     "MicrobatchSource",
     "claim",
+    "is_head",
     "source_for",
     "source_name",
 ]
@@ -45,7 +45,7 @@ def source_for(
 ) -> Source:
     """The source that ``gradients=`` names, or builds: ``gradients(model, **options)``."""
     name, params = source_name(gradients), selection(model, params)
-    if params == HEAD and name != "exact":
+    if is_head(params) and name != "exact":
         raise InputError(
             f"params='head' with gradients={gradients!r}",
             expected="gradients='exact', which sees which layers are called",

@@ -301,15 +301,16 @@ class ExactSource:
 
     def _compare_layers(self, record: Pass, inspection: Inspection) -> None:
         """What the rules make of the gradients of some examples must be what came to the parameters."""
-        reached: dict[nn.Module, dict[int, Use]] = {}
-        for (_, module, call), (use, grads) in inspection.uses[0].items():
-            reached.setdefault(module, {})[call] = replace(use, size=record.size, grads=grads)
-        found: dict[int, list[ParamGrads]] = {}
-        for module, uses in reached.items():
-            self._try_rule(record, module, uses, found)
-        batch = self._joined(found, record.size)
-        for p in differing([batch], [inspection.chosen[0]], inspection.found[0], self._offsets, **self._how()):
-            self._by_graph.setdefault(p, "its gradient is not the sum over the calls of its module")
+        for chosen, sent, wanted in zip(inspection.chosen, inspection.uses, inspection.found, strict=True):
+            reached: dict[nn.Module, dict[int, Use]] = {}
+            for (_, module, call), (use, grads) in sent.items():
+                reached.setdefault(module, {})[call] = replace(use, size=record.size, grads=grads)
+            found: dict[int, list[ParamGrads]] = {}
+            for module, uses in reached.items():
+                self._try_rule(record, module, uses, found)
+            batch = self._joined(found, record.size)
+            for p in differing([batch], [chosen], wanted, self._offsets, **self._how()):
+                self._by_graph.setdefault(p, "its gradient is not the sum over the calls of its module")
 
     def _try_rule(
         self, record: Pass, module: nn.Module, uses: Mapping[int, Use], found: dict[int, list[ParamGrads]]
@@ -340,7 +341,7 @@ class ExactSource:
                 raise self._causes.of_a_row(p, reason, "" if inspection is None else inspection.failed)
             rows = inspection.found[0].get(p) if record.size == 1 else inspection.rows.of(p)
             if rows is not None:
-                found[offset] = [Materialized.flat(rows.to(self._dtype).reshape(record.size, -1))]
+                found[offset] = [Materialized.of(rows.to(self._dtype).reshape(record.size, *p.shape))]
         batch = self._joined(found, record.size)
         if self._by_graph and inspection is not None and inspection.chosen and inspection.complete:
             given = {p: self._offsets[p] for p in self._by_graph if self._offsets[p][0] in found}

@@ -7,7 +7,7 @@ the batch, the gradient is still one example's beside another's: see ``graph_row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,6 +201,11 @@ class Sightings:
         if key not in self._others:
             self._others[key] = way.others(chosen, length)
         return self._others[key]
+
+    def narrow(self, earlier: Mapping[tuple[Any, int], Sequence[Layout]]) -> None:
+        """Leave out layouts that an earlier graph of the same structure has shown to be wrong."""
+        for name in self.possible.keys() & earlier.keys():
+            self.possible[name] = [way for way in self.possible[name] if way in earlier[name]]
 
     def layout(self, key: Any, number: int) -> Layout | None:
         """The likeliest layout that is left; None if there is none."""

@@ -161,6 +161,12 @@ class Hooks:
         self.paths = {module: path for module, path in self.paths.items() if module in inside}
         own = {self.sharded.part(p) for module in modules for p in module.parameters()}
         self._params = {p: None for p in self._params if p in own}
+        if not self._params:
+            raise UnsupportedModuleError(
+                "params='head' with a model that runs with other tensors than its own parameters",
+                expected="model(x), not torch.func.functional_call() with other tensors",
+                remedy="Name the layer with params=, or run the model's own parameters.",
+            )
         self._stand_for(next(iter(self._params)))
         record.calls = {module: count for module, count in record.calls.items() if module in inside}
         record.shapes = {key: shapes for key, shapes in record.shapes.items() if key[0] in inside}

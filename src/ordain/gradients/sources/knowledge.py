@@ -52,6 +52,8 @@ class Knowledge:
         self._folded: set[Any] = set()  # those of them that were seen with several rows an example
         self._may_rearrange = False  # has a graph had nodes that may put examples in another order?
         self._plans: dict[tuple[Any, ...], Plan] = {}  # by the structure of the graph
+        # Where examples may lie at its nodes: gradients that happen to be sparse agree with wrong layouts as well.
+        self._possible: dict[tuple[Any, ...], dict[tuple[Any, int], list[Layout]]] = {}
         self._understood: set[tuple[Any, ...]] = set()  # what has been inspected, by its signature
         self._tries: Counter[tuple[Any, ...]] = Counter()
 
@@ -154,12 +156,18 @@ class Knowledge:
         """Plan how to take from the graph what no rule explains; the next pass like this one need not be inspected."""
         certain = True
         if self.by_graph and record.size > 1:
+            structure, sightings = inspection.graph.structure, inspection.sightings
+            if not record.own_layouts:
+                sightings.narrow(self._possible.get(structure, {}))
             plan = inspection.follow(list(self.by_graph))
             certain = plan.certain
-            if certain and not record.own_layouts:
-                if len(self._plans) == _MOST_PLANS:
+            if not record.own_layouts:
+                if len(self._possible) == _MOST_PLANS:
+                    self._possible.clear()
                     self._plans.clear()
-                self._plans[inspection.graph.structure] = plan
+                self._possible.setdefault(structure, {}).update(sightings.possible)
+                if certain:
+                    self._plans[structure] = plan
         signature = self._signature(record)
         self._tries[signature] += 1
         seen &= all(any(bool(one[p].any()) for one in inspection.found if p in one) for p in inspection.graph.sinks)

@@ -52,15 +52,20 @@ class MicrobatchSource:
         self._arriving: dict[Tensor, Tensor] = {}  # what it has brought
         self._last: Pass | None = None  # that it has reached, with the number of examples and the gradients
         self._hooks = Hooks(model, self._params, batch_dim=batch_dim, listener=self, whole=True)
-        self._handles: list[Any] = []
+        self._handles: dict[Tensor, Any] = {}
         self.ignore, self.drop = self._hooks.ignore, self._hooks.drop
         self.passes_waiting = self._hooks.passes_waiting
         self.attach()
 
     def attach(self) -> None:
         self._hooks.attach()
-        if not self._handles:
-            self._handles = [p.register_hook(partial(self._arrive, p)) for p in self._params]  # type: ignore[no-untyped-call]
+        self._stand_by()
+
+    def _stand_by(self) -> None:
+        """Be told of the gradients of all parameters that have one now."""
+        for p in self._params:
+            if p.requires_grad and p not in self._handles:
+                self._handles[p] = p.register_hook(partial(self._arrive, p))  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MicrobatchSource:
         """A copy of the model takes the hook along: it goes on to watch this one only."""
@@ -76,7 +81,8 @@ class MicrobatchSource:
         found[p] = found[p] + grad if p in found else _kept(grad.detach())
 
     def forward_began(self, record: Pass, inputs: Any) -> None:
-        """Nothing is known of the model, and nothing checked."""
+        """Nothing is known of the model, and nothing checked; but layers may have been unfrozen."""
+        self._stand_by()
 
     def forward_ended(self, record: Pass, output: Any, outputs: list[tuple[Any, int]]) -> None:
         """Nothing."""
@@ -107,9 +113,9 @@ class MicrobatchSource:
 
     def detach(self) -> None:
         self._hooks.detach()
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles, self._arriving, self._last = [], {}, None
+        self._handles, self._arriving, self._last = {}, {}, None
 
 
 def _kept(grad: Tensor) -> Tensor:

@@ -27,10 +27,19 @@ def plain(name: str) -> str:
     return re.sub(_WRAPPERS, "", name)
 
 
+def is_head(params: Any) -> bool:
+    """Whether this is ``"head"``; arrays, say, are compared element by element."""
+    return isinstance(params, str) and params == HEAD
+
+
 def selection(model: nn.Module, params: Any) -> Selection:
     """What a user passes as ``params=``: see :class:`~ordain.Order`."""
-    if params is None or params == HEAD or (callable(params) and not isinstance(params, nn.Module)):
-        return params  # type: ignore[no-any-return]
+    if (
+        params is None
+        or (isinstance(params, str) and params == HEAD)
+        or (callable(params) and not isinstance(params, nn.Module))
+    ):
+        return params
     several = [params] if isinstance(params, (str, nn.Module)) else params
     if not isinstance(several, Sequence) or {isinstance(one, (str, nn.Module)) for one in several} != {True}:
         raise InputError(

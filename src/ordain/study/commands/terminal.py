@@ -19,11 +19,11 @@ _COMPARED = (  # of the columns of a report
     "rate",
     "verdict",
     "final train loss",
+    "p",
     "test acc. %",
     "epochs to RR's best",
     "time / RR",
     "order's state",
-    "p",
 )
 
 

@@ -114,6 +114,8 @@ COLUMNS: dict[str, Callable[[Row, int, int], str]] = {
     "verdict": lambda row, *_: row.verdict,
     "rate": lambda row, *_: NOTHING if row.rate is None else f"{row.rate:g}",
     "final train loss": lambda row, train, _: spread(*row.train, train),
+    "p": lambda row, *_: p_text(row.comparison.p if row.comparison else None),
+    "Holm p": lambda row, *_: p_text(row.comparison.holm if row.comparison else None),
     "valid loss": lambda row, _, valid: spread(*row.valid, valid),
     "test acc. %": lambda row, *_: spread(row.accuracy.mean, row.accuracy.sd, 2),
     "epochs to RR's best": lambda row, *_: NOTHING if row.epochs_to_goal is None else f"{row.epochs_to_goal:g}",
@@ -123,8 +125,6 @@ COLUMNS: dict[str, Callable[[Row, int, int], str]] = {
     "order.step() / time": lambda row, *_: NOTHING if row.ordering is None else f"{100 * row.ordering:.0f} %",
     "order's state": lambda row, *_: bytes_text(row.order_bytes),
     "job's memory": lambda row, *_: bytes_text(row.job_bytes),
-    "p": lambda row, *_: p_text(row.comparison.p if row.comparison else None),
-    "Holm p": lambda row, *_: p_text(row.comparison.holm if row.comparison else None),
 }
 
 
