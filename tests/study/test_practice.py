@@ -132,6 +132,10 @@ def test_a_longer_run_of_reshuffling_that_is_worse_is_left_out(folder: Path) -> 
     (grab,) = (point for point in practice.points(folder) if point.arm == "grab")
     theirs = {seed: 0.5 + noise for seed, noise in enumerate(NOISE)}
     assert grab.equal["train"].difference == pytest.approx(compare(grab.values["train"], theirs).difference)
+    # More time than the longest run: more epochs would not help reshuffling.
+    (folder / "costs.json").write_text(json.dumps({"seconds": {"mnist": {"rr": 2.0, "grab": 7.0}}}))
+    (longer,) = (point for point in practice.points(folder) if point.arm == "grab")
+    assert longer.equal["train"].difference == grab.equal["train"].difference
 
 
 def test_no_costs_of_ours(folder: Path) -> None:

@@ -6,6 +6,7 @@ See results/PROTOCOL.md. The runs are those with ``--protocol each``; the pages 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -159,30 +160,22 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
             curves.setdefault(point.problem, []).append(point)
     for (problem, _), mine in groupby(found, key=lambda point: (point.problem, point.decay)):
         own, rr = list(mine), sorted(curves.get(problem, ()), key=lambda point: point.seconds)
-        inside = {
-            number
-            for number, point in enumerate(own)
-            if point.arm != BASELINE and len(rr) > 1 and rr[0].seconds <= point.seconds <= rr[-1].seconds
-        }
+        # Runs with a higher validation loss than a shorter one are left out: nobody would choose them.
+        worth = [point for number, point in enumerate(rr) if all(point.valid < other.valid for other in rr[:number])]
+        least = rr[0].seconds if len(rr) > 1 else math.inf
+        most = worth[-1].seconds if worth and worth[-1] is rr[-1] else math.inf  # else more epochs do not help RR
+        inside = {n for n, point in enumerate(own) if point.arm != BASELINE and least <= point.seconds <= most}
         equal = {
             measure: corrected(
-                {
-                    str(number): compare(own[number].values[measure], _at(own[number].seconds, rr, measure))
-                    for number in inside
-                }
+                {str(n): compare(own[n].values[measure], _at(own[n].seconds, worth, measure)) for n in inside}
             )
             for measure in MEASURES
         }
-        for number, point in enumerate(own):
-            found_here = {measure: of[str(number)] for measure, of in equal.items() if number in inside}
-            yield replace(point, equal=found_here)
+        for n, point in enumerate(own):
+            yield replace(point, equal={measure: of[str(n)] for measure, of in equal.items() if n in inside})
 
 
 def _at(seconds: float, rr: Sequence[Point], measure: str) -> pd.Series:
-    """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths.
-
-    Runs with a higher validation loss than a shorter one are left out: nobody would choose them.
-    """
-    worth = [point for number, point in enumerate(rr) if all(point.valid < other.valid for other in rr[:number])]
-    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in worth}).dropna()
+    """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths."""
+    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in rr}).dropna()
     return table.apply(lambda row: float(np.interp(np.log(seconds), table.columns, row)), axis=1)
