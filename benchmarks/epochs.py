@@ -38,12 +38,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Batch, int]] = {
     "mlp": (mlp, images(1024), 64),
     "lstm": (lambda: LanguageModel(10_000), tokens(35, 10_000), 20),
 }
+
+
+def part(model: nn.Module) -> str:
+    """What to order by: the head, or the recurrent layer where the only linear one is over the vocabulary."""
+    return "lstm" if hasattr(model, "lstm") else "head"
+
+
 ORDERS: dict[str, Callable[[nn.Module, int], Order]] = {
     "rr": lambda model, n: RandomReshuffling(n),
-    "herding": lambda model, n: Herding(model, n, params="head", sketch=1024),
-    "grab": lambda model, n: GraB(model, n, params="head", centering="pair"),
-    "herding, lazy": lambda model, n: Herding(model, n, params="head", sketch=1024, learn=Every(3)),
-    "grab, lazy": lambda model, n: GraB(model, n, params="head", centering="pair", learn=Every(5)),
+    "herding": lambda model, n: Herding(model, n, params=part(model), sketch=1024),
+    "grab": lambda model, n: GraB(model, n, params=part(model), centering="pair"),
+    "herding, lazy": lambda model, n: Herding(model, n, params=part(model), sketch=1024, learn=Every(3)),
+    "grab, lazy": lambda model, n: GraB(model, n, params=part(model), centering="pair", learn=Every(5)),
 }
 CYCLES = {"herding, lazy": 3, "grab, lazy": 5}  # epochs, of which one learns
 

@@ -15,6 +15,7 @@ from ordain.study import cli
 from ordain.study.claims import pays, practice, practice_page
 from ordain.study.claims.claims_page import CLAIMS, write_claims
 from ordain.study.claims.evidence import FAILS, HOLDS, OPEN, Evidence
+from ordain.study.tasks import TASKS
 from ordain.study.vectors import run_study
 
 SHIFTS = [0.0, 0.03, -0.02, 0.01, -0.01]  # of a seed, shared by all orders
