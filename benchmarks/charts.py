@@ -123,33 +123,36 @@ def extra(peak: dict[str, int], rr: dict[str, int]) -> str:
     return f"{later:.1f}" if first < 1.2 * later + 1 else f"{later:.1f} (first {first:.0f})"
 
 
+LAYERS = {"cifar10": "LeNet, CIFAR-10", "mnist": "MLP, MNIST", "gpt": "character GPT"}
+
+
 def layers_chart(records: list[Record], path: Path) -> None:
     """Loss against price: seconds and losses relative to random reshuffling with the same seed."""
-    tasks = list(dict.fromkeys(record["task"] for record in records))
-    figure, axes = grid_figure(11, 4.2, columns=len(tasks))
-    for panel, task in zip(axes.flat, tasks, strict=True):
+    figure, axes = grid_figure(11, 4, columns=len(LAYERS))
+    for panel, (task, title) in zip(axes.flat, LAYERS.items(), strict=True):
         mine = [record for record in records if record["task"] == task]
         for kind, position, marker in (("GraB", 2, "o"), ("herding", 1, "s"), ("stratified", 3, "D")):
             look = style(position)
             for arm in dict.fromkeys(record["arm"] for record in mine if record["arm"].startswith(kind)):
-                price, loss = price_of(mine, arm), relative(mine, arm, "test loss")
-                variant = "k =" in arm or "rounds" in arm or "epoch" in arm
+                if "k =" in arm or "rounds" in arm:  # in the table
+                    continue
+                place = price_of(mine, arm), 100 * (statistics.mean(relative(mine, arm, "test loss")) - 1)
+                error = 100 * statistics.stdev(relative(mine, arm, "test loss"))
+                name = arm.removeprefix(f"{kind}, ").removeprefix("last, ").removesuffix(" epoch")
+                label = {"GraB": "GraB, pairs", "herding": "herding, sketch=1024"}.get(kind, "stratified by class")
+                known = panel.get_legend_handles_labels()[1]
                 panel.errorbar(
-                    price,
-                    100 * (statistics.mean(loss) - 1),
-                    yerr=100 * statistics.stdev(loss) if len(loss) > 1 else None,
-                    marker=marker,
-                    color=look.color,
-                    alpha=0.5 if variant else 1,
-                    markersize=4 if variant else 7,
+                    *place, yerr=error, marker=marker, color=look.color, label="" if label in known else label
                 )
-                name = arm.removeprefix(f"{kind}, ").removeprefix("last, ") if kind != "stratified" else arm
-                place = price, 100 * (statistics.mean(loss) - 1)
-                panel.annotate(name, place, (4, 4), textcoords="offset points", fontsize=7, color=look.color)
+                side = 6 if name in ("last", "last block", "all") else -12
+                panel.annotate(name, place, (5, side), textcoords="offset points", fontsize=7, color=look.color)
         panel.axhline(0, color="black", linewidth=1)
-        panel.set(title=task, xlabel="processor time / RR's")
+        panel.set(title=title, xlabel="processor time / RR's")
+        panel.margins(x=0.22)
         finish(panel)
-    axes.flat[0].set_ylabel("test loss, % above RR's (squares: herding, circles: GraB)")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, **LEGEND)
+    axes.flat[0].set_ylabel("test loss relative to RR's, %")
     save(figure, path)
 
 
