@@ -177,5 +177,7 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
 
 def _at(seconds: float, rr: Sequence[Point], measure: str) -> pd.Series:
     """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths."""
-    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in rr}).dropna()
+    after = next((number for number, point in enumerate(rr) if point.seconds >= seconds), None)
+    around = rr[-1:] if after is None else rr[max(0, after - 1) : after + 1]
+    table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in around}).dropna()
     return table.apply(lambda row: float(np.interp(np.log(seconds), table.columns, row)), axis=1)
