@@ -118,7 +118,7 @@ def test_epochs_of_differing_length(how: str, workers: int) -> None:
     assert list(order.sampler) == sigma.tolist()
 
 
-@pytest.mark.filterwarnings("ignore:GraB. a whole pass was drawn:ordain.errors.OrdainWarning")
+@pytest.mark.filterwarnings("ignore:GraB. no gradients were observed:ordain.errors.OrdainWarning")
 @pytest.mark.parametrize("options", [{}, WORKERS["2 workers, prefetch 2"], WORKERS["2 persistent workers, prefetch 3"]])
 def test_an_evaluation_through_the_same_loader_between_epochs(options: dict[str, Any]) -> None:
     run, wanted = Run("grab", **options), Run("grab").go()
@@ -162,7 +162,7 @@ def test_two_loaders_of_one_order_in_turn() -> None:
     assert is_permutation(run.seen[-N:], N)
 
 
-@pytest.mark.filterwarnings("ignore:GraB. a whole pass was drawn:ordain.errors.OrdainWarning")  # all is prefetched
+@pytest.mark.filterwarnings("ignore:GraB. no gradients were observed:ordain.errors.OrdainWarning")  # all is prefetched
 def test_a_look_at_a_loader_with_workers_costs_nothing() -> None:
     run = Run("grab", **WORKERS["2 workers, prefetch 2"])
     next(iter(run.loader))
@@ -216,7 +216,7 @@ def test_batches_out_of_order_are_exact_through_indices(centering: Any) -> None:
     assert list(order.sampler) == list(twin.sampler)
 
 
-@pytest.mark.filterwarnings("ignore:GraB. a whole pass was drawn:ordain.errors.OrdainWarning")  # all is prefetched
+@pytest.mark.filterwarnings("ignore:GraB. no gradients were observed:ordain.errors.OrdainWarning")  # all is prefetched
 def test_batches_out_of_order_are_refused_by_step() -> None:
     """With one worker, or none, there is nobody to overtake."""
     run = Run("grab", num_workers=2, in_order=False)

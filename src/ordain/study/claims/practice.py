@@ -27,6 +27,7 @@ from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
 from ordain.study.tasks import TASKS
 
 LEVEL = 0.05  # of Holm's p
+SAME_TIME = 0.01  # costs are not measured more exactly
 COSTS = "costs.json"  # seconds of an epoch by task and arm, from `python -m benchmarks.costs`
 Costs = Mapping[tuple[str, int], Mapping[str, float]]  # by task and batch size
 MEASURES = {"train": "training loss", "test": "test loss", "accuracy": "test accuracy, %"}
@@ -179,5 +180,6 @@ def _at(seconds: float, rr: Sequence[Point], measure: str) -> pd.Series:
     """RR's value at a processor time, by seed: linear in the logarithm of time between two lengths."""
     after = next((number for number, point in enumerate(rr) if point.seconds >= seconds), None)
     around = rr[-1:] if after is None else rr[max(0, after - 1) : after + 1]
+    around = [point for point in around if abs(point.seconds / seconds - 1) < SAME_TIME] or around
     table = pd.DataFrame({np.log(point.seconds): point.values[measure] for point in around}).dropna()
     return table.apply(lambda row: float(np.interp(np.log(seconds), table.columns, row)), axis=1)

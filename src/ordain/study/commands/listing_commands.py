@@ -14,7 +14,7 @@ from ordain.study.commands.terminal import plain_errors, show
 from ordain.study.data import DATASETS, Dataset, data_dir, fetch, find
 from ordain.study.progress import reporting
 
-GRAB_COST = "1.6 to 2.4"  # the range in the table of docs/gradients.md, also in the README
+GRAB_COST = "1.5 to 2.5"  # the range in the table of docs/gradients.md, also in the README
 
 data = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List the data sets of the study and download them."
