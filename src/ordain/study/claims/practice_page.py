@@ -225,9 +225,9 @@ def training_by_time(found: Sequence[Point], *, columns: int = 3) -> Figure | No
 
 @rc_context(FONTS)
 def pays_by_time(found: Sequence[Point]) -> Figure | None:
-    """Test loss and test accuracy against processor time, one row for each task."""
+    """Test loss and test accuracy against processor time, one row for each task with RR at several lengths."""
     shown = main_points(found)
-    problems = _of(shown)
+    problems = _of([point for point in shown if point.equal]) or _of(shown)
     if not problems:
         return None
     figure, grid = grid_figure(7.6, 2.1 * len(problems) + 0.9, rows=len(problems), columns=2)
