@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import t as student_t
 from typer.testing import CliRunner
 
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study import cli, demo, style
+from ordain.study.report.number_text import p_equals
 from ordain.study.runs.arms import parse
 from ordain.study.runs.records import Run, read_run, select
+from ordain.study.runs.runner import run
 
 ARMS = (*ORDERS, "retrain")
 TINY = demo.demo_config(seeds=2, epochs=2, every=True, limit=120)
@@ -113,3 +117,12 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "file")])
     assert result.exit_code == 2
     assert result.stderr.startswith("ordain: ")
+
+
+def test_the_spreads_over_seeds_are_compared(tmp_path: Path) -> None:
+    run(demo.demo_config(seeds=3, epochs=2, limit=60), tmp_path / "run")
+    trained = read_run(tmp_path / "run")
+    ours, theirs = (select(trained.jobs, name).train_loss.tolist() for name in ("grab", "rr"))
+    ratio, r = statistics.variance(theirs) / statistics.variance(ours), statistics.correlation(ours, theirs)
+    t = (ratio - 1) / (2 * math.sqrt(ratio * (1 - r**2)))  # of Pitman's test, with one degree of freedom
+    assert f"smaller, {p_equals(2 * student_t.sf(abs(t), 1))} by Pitman and Morgan" in demo.verdict(trained)

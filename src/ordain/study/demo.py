@@ -7,6 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from scipy.stats import pearsonr
+
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study.report import write_content
@@ -82,10 +85,13 @@ def verdict(trained: Run) -> str:
     if ours.sd is None or theirs.sd is None or ours.mean is None or theirs.mean is None or found.p is None:
         return ""
     smaller = f"{theirs.sd / ours.sd:.0f} times" if ours.sd < theirs.sd / 2 else "not clearly"
+    finals = pd.DataFrame({name: view.shown[name].final(TRAIN) for name in ("grab", BASELINE)}).dropna()
+    both = finals.sum(axis=1), finals.diff(axis=1).iloc[:, 1]
+    spread = f", {p_equals(float(pearsonr(*both).pvalue))} by Pitman and Morgan's test" if len(finals) > 2 else ""
     return (
         f"GraB ends at a training loss of {ours.mean:.4f} ± {ours.sd:.4f} over seeds, random reshuffling at "
         f"{theirs.mean:.4f} ± {theirs.sd:.4f} ({p_equals(found.p)} for the means). GraB's standard deviation is "
-        f"{smaller} smaller."
+        f"{smaller} smaller{spread}."
     )
 
 
