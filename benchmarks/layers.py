@@ -35,10 +35,9 @@ from ordain.study.data import data_dir
 from ordain.study.data.datasets import load
 from ordain.study.runs.run_folder import provenance
 from ordain.study.tasks.images import lenet
-from ordain.study.tasks.language import Gpt, LanguageModel
+from ordain.study.tasks.language import Gpt
 
 STEPS, WARM_UP, ROUNDS = 60, 3, 6
-VOCABULARY = 10_000  # of the LSTM; words are numbered as they first appear
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,6 @@ def characters(split: str) -> str:
     folder = data_dir() / "wikitext-2"
     packed = folder / f"{split}.txt.xz"
     return lzma.open(packed, "rt").read() if packed.exists() else (folder / f"{split}.txt").read_text()
-
-
-def words(n: int, test: int, length: int = 35) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Words of WikiText-2, the same way; rare ones are one word."""
-    splits, parts = load("wikitext2", data_dir()), []
-    for part, count in ((splits.train, n), (splits.valid, test)):
-        ids = torch.from_numpy(np.asarray(part.x)[: count * length + 1].astype(np.int64)).clamp(max=VOCABULARY - 1)
-        parts += [ids[:-1].view(count, length), ids[1:].view(count, length)]
-    return tuple(parts)  # type: ignore[return-value]
 
 
 def mlp() -> nn.Module:
@@ -127,17 +117,6 @@ TASKS = {
         size=16,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
     ),
-    "lstm": Task(
-        lambda: LanguageModel(VOCABULARY),
-        lambda: words(5_000, 1_000),
-        {
-            "last": "decoder",
-            "last block": [f"lstm.{name}_l1" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")],
-        },
-        epochs=6,
-        size=20,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
-    ),
 }
 
 
@@ -146,7 +125,7 @@ def arms(task: Task) -> dict[str, Callable[[nn.Module, Tensor, int], Order]]:
     found: dict[str, Callable[[nn.Module, Tensor, int], Order]] = {
         "rr": lambda model, y, seed: RandomReshuffling(len(y), seed=seed),
     }
-    if task not in (TASKS["gpt"], TASKS["lstm"]):
+    if task is not TASKS["gpt"]:
         found["stratified"] = lambda model, y, seed: Stratified(y, seed=seed)
 
     def grab(params: Any, **options: Any) -> Callable[[nn.Module, Tensor, int], Order]:

@@ -177,3 +177,18 @@ def test_batch_sizes_and_numbers_of_examples(folder: Path) -> None:
     assert {point.problem for point in practice_page.main_points(found)} == {("mnist", "64", "None")}
     # The costs are 2 and 3 seconds; the records of every run say 2.
     assert {point.problem[1]: point.seconds for point in found if point.arm == "grab"} == {"64": 12.0, "256": 8.0}
+
+
+def test_stratified_order_is_a_baseline(folder: Path) -> None:
+    write(folder, 4, {"rr": {0.1: 0.6, 0.2: 0.5}, "grab": {0.2: 0.4}, "stratified": {0.2: 0.35}})
+    costs = {"rr": 2.0, "grab": 3.0, "stratified": 2.01}  # the same as RR's, but for how exactly it is measured
+    (folder / "costs.json").write_text(json.dumps({"seconds": {"mnist": costs}}))
+    found = practice.points(folder)
+    rr, stratified = (next(p for p in found if (p.arm, p.epochs) == (arm, 4)) for arm in ("rr", "stratified"))
+    alone = compare(stratified.values["test"], rr.values["test"])
+    assert stratified.equal["test"].difference == pytest.approx(alone.difference)
+    told = practice_page.headline(found)
+    assert told.endswith(
+        "On Logistic regression on MNIST, stratified order, which costs nothing, has as low a test loss."
+    )
+    assert [row[1] for row in practice_page.table(found).rows][-2:] == ["stratified", "GraB"]

@@ -34,12 +34,8 @@ def is_head(params: Any) -> bool:
 
 def selection(model: nn.Module, params: Any) -> Selection:
     """What a user passes as ``params=``: see :class:`~ordain.Order`."""
-    if (
-        params is None
-        or (isinstance(params, str) and params == HEAD)
-        or (callable(params) and not isinstance(params, nn.Module))
-    ):
-        return params
+    if params is None or is_head(params) or (callable(params) and not isinstance(params, nn.Module)):
+        return params  # type: ignore[no-any-return]
     several = [params] if isinstance(params, (str, nn.Module)) else params
     if not isinstance(several, Sequence) or {isinstance(one, (str, nn.Module)) for one in several} != {True}:
         raise InputError(
