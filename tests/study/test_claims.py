@@ -72,6 +72,24 @@ def test_faster(grab: float, noise: float, seeds: int, said: str, tmp_path: Path
     assert noise != 0.001 or f"reached by RR after 4 epochs, {reached}" in measured
 
 
+def test_verdicts_account_for_the_number_of_orders(tmp_path: Path) -> None:
+    """GraB's p is 0.005: significant where it is the only order, and inconclusive as one of three."""
+    lower = [0.1, 0.05, 0.07, 0.03, 0.08]  # than RR's losses
+    for others in ((), ("so", "flipflop")):
+        write(tmp_path, "mnist", dict.fromkeys(("rr", *others), 0.5))
+        rr = {seed: 0.5 + 0.01 * seed for seed in range(5)}
+        for seed, base in rr.items():
+            write_job(tmp_path / "mnist", "rr", 0.1, seed, [2.0, 1.0, 0.9, 0.8, base])
+            write_job(tmp_path / "mnist", "grab", 0.1, seed, [2.0, 1.0, 0.9, 0.8, base - lower[seed]])
+            for arm in others:
+                write_job(tmp_path / "mnist", arm, 0.1, seed, [2.0, 1.0, 0.9, 0.8, base + (-1) ** seed * 0.01])
+        said = OPEN if others else HOLDS
+        assert verdicts(tmp_path, FASTER, VALIDATES) == {FASTER: said, VALIDATES: said}
+        measured = found(tmp_path, FASTER)[1]
+        assert "p = 0.0055" in measured
+        assert ("Holm p = 0.016" in measured) == bool(others)
+
+
 def test_the_last_epochs_are_told_beside(tmp_path: Path) -> None:
     """RR jumps, and ends below GraB by chance: over its last five epochs it is 0.42 against 0.4."""
     write_config(tmp_path / "mnist")

@@ -126,7 +126,7 @@ def test_page_says_it_all(made: Path) -> None:
         "refused",
         "1,099,511,627,776 bytes",
         "Final test accuracy",
-        "without correction for the number of orders",
+        "corrected for the number of orders",
         *("2025-01-02T03:04:05+00:00", "0123456789abcdef", "a processor", "torch 2.6.0", "seeds 0-4"),
     ):
         assert text in page, text

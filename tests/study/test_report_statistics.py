@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -68,6 +69,12 @@ def test_values_that_are_the_same() -> None:
     constant = compare({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0}, {0: 2.0, 1: 3.0, 2: 4.0, 3: 5.0, 4: 6.0})
     assert constant.p == 0.0
     assert verdict(constant) == HELPS
+
+
+def test_verdicts_go_by_holms_p() -> None:
+    alone = Comparison(tuple(range(5)), -0.1, p=0.004)
+    three = corrected({"a": alone, "b": Comparison(tuple(range(5)), -0.1, p=0.5), "c": replace(alone, p=0.6)})
+    assert (verdict(alone), verdict(three["a"]), three["a"].decides) == (HELPS, CANNOT_TELL, pytest.approx(0.012))
 
 
 def test_one_seed() -> None:

@@ -217,8 +217,8 @@ def test_verdicts_and_sentences(folder: Path) -> None:
     )
     assert headline(view) == (
         "Of 4 orders, 1 has a significantly lower training loss than random reshuffling, 1 has a significantly higher "
-        "one, 1 has an inconclusive difference, 1 has an identical loss. “Significantly” means p < 0.01 without "
-        "correction for the number of orders; the Holm-corrected p is given as well."
+        "one, 1 has an inconclusive difference, 1 has an identical loss. “Significantly” means that Holm's p, which is "
+        "corrected for the number of orders, is below 0.01."
     )
     assert sentences(view, TRAIN)[-1].lead == "Grab-1step is identical to RR"
 

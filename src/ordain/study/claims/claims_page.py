@@ -130,7 +130,7 @@ def _pays_table(found: list[Gain]) -> Table:
             f"{gain.rate:g}" + (best[gain.run] if gain.best else ""),
             *(NOTHING if ratio is None else f"{ratio:.2f}" if ratio else "never" for ratio in gain.medians),
             f"{100 * gain.relative:+.2f} %",
-            p_text(gain.loss.p),
+            p_text(gain.loss.decides),
             str(len(gain.loss.seeds)),
         )
         for gain in found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from ordain.orders import ORDERS
 from ordain.study.claims.evidence import Evidence
 from ordain.study.report.arm_rows import reached
 from ordain.study.report.curves import FONTS, legend_below
-from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, verdict
+from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, corrected, verdict
 from ordain.study.report.views import Entry
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.records import Run, select
@@ -66,15 +66,22 @@ class Gain:
 
 def gains(evidence: Evidence, names: Sequence[str]) -> list[Gain]:
     """The gains for every available run in ``names`` at every rate that both orders have finished."""
-    found: list[Gain | None] = []
+    found: list[Gain] = []
     for name in names:
         run, view = evidence.run(name), evidence.at_rr(name)
         if run is None or view is None or BASELINE not in run.arms:
             continue
         best = view.entries[BASELINE].rate
         arms = [arm for arm in ARMS if arm in run.arms]
-        found += [_gain(run, name, arm, rate, best) for arm in arms for rate in run.arms[BASELINE].rates]
-    return [gain for gain in found if gain]
+        own = [_gain(run, name, arm, rate, best) for arm in arms for rate in run.arms[BASELINE].rates]
+        found += _corrected([gain for gain in own if gain])
+    return found
+
+
+def _corrected(own: Sequence[Gain]) -> list[Gain]:
+    """Correct the p of a run for its number of orders and rates."""
+    losses = corrected({str(place): gain.loss for place, gain in enumerate(own)})
+    return [replace(gain, loss=losses[str(place)]) for place, gain in enumerate(own)]
 
 
 def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gain | None:

@@ -31,7 +31,7 @@ def better(comparison: Comparison | None, measure: str) -> bool | None:
     """Whether a significant difference is an improvement; None if there is none."""
     if comparison is None or comparison.difference is None or len(comparison.seeds) < ENOUGH_SEEDS:
         return None
-    p = comparison.p if comparison.holm is None else comparison.holm
+    p = comparison.decides
     return None if p is None or p >= LEVEL else (comparison.difference < 0) == (measure != "accuracy")
 
 
@@ -193,9 +193,7 @@ def _value(point: Point, measure: str) -> str:
 
 
 def _p(comparison: Comparison | None) -> str:
-    if comparison is None or comparison.p is None:
-        return NOTHING
-    return p_text(comparison.p if comparison.holm is None else comparison.holm)
+    return p_text(comparison.decides if comparison else None)
 
 
 def _of(found: Sequence[Point]) -> list[tuple[str, ...]]:

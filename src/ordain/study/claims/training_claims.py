@@ -23,9 +23,9 @@ from ordain.study.claims.evidence import (
 )
 from ordain.study.claims.pays import LAST, share
 from ordain.study.report.arm_rows import rows
-from ordain.study.report.number_text import bytes_text, p_equals
+from ordain.study.report.number_text import bytes_text
 from ordain.study.report.statistics import HELPS, WORSE, Comparison, compare, verdict
-from ordain.study.report.verdict_sentences import numbers
+from ordain.study.report.verdict_sentences import numbers, p_and_holm
 from ordain.study.report.views import TRAIN, VALID, Entry, Metric, View
 from ordain.study.runs.arms import BASELINE, parse, stored_bytes
 from ordain.study.tasks import TASKS
@@ -59,16 +59,12 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     rate = "RR's best rate" if len(theirs.arm.rates) > 1 else "the only rate"
     said = [f"At {rate}: {numbers(ours, theirs, metric, comparison)}"]
     # The mean over the last epochs is less noisy than the last iterate; it is reported but does not vote.
-    _, late = _told(f"Mean over the last {LAST} epochs", *(_late(entry, metric) for entry in (ours, theirs)))
-    said += late
+    said += _told(f"Mean over the last {LAST} epochs", compare(*(_late(entry, metric) for entry in (ours, theirs))))
     if metric is TRAIN:
         said += _sooner(view)
     else:  # compare the best epoch, i.e. the model one would keep
-        lowest = (
-            entry.epochs.valid_loss.drop(index=0, level="epoch").groupby("seed").min() for entry in (ours, theirs)
-        )
-        comparison, best = _told("The lowest validation loss of an epoch", *lowest)
-        said += best
+        comparison = view.compared(_lowest)["grab"]
+        said += _told("The lowest validation loss of an epoch", comparison)
     tuned = evidence.tuned(task)
     if tuned is not None and tuned.name == "own" and (own := tuned.shown.get("grab")) is not None:
         found, baseline = tuned.comparisons(metric).get("grab"), tuned.baseline("grab")
@@ -79,12 +75,16 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     return Finding(words.get(verdict(comparison), OPEN), tuple(said), figure)
 
 
-def _told(what: str, ours: pd.Series, theirs: pd.Series) -> tuple[Comparison, list[str]]:
-    """Compare values by seed, and describe the difference in a sentence if it could be tested."""
-    found = compare(ours, theirs)
+def _told(what: str, found: Comparison) -> list[str]:
+    """Describe a difference to RR in a sentence if it could be tested."""
     if found.relative is None or found.p is None:
-        return found, []
-    return found, [f"{what}: {share(found.relative)} than RR's ({p_equals(found.p)})."]
+        return []
+    return [f"{what}: {share(found.relative)} than RR's ({p_and_holm(found)})."]
+
+
+def _lowest(entry: Entry) -> pd.Series:
+    """The lowest validation loss of an epoch, by seed; epoch 0 is no candidate."""
+    return entry.epochs.valid_loss.drop(index=0, level="epoch").groupby("seed").min()
 
 
 def _late(entry: Entry, metric: Metric) -> pd.Series:
@@ -139,6 +139,9 @@ class _Comparison:
                     lines.append(f"{task}: not run.")
                 continue
             found = compare(ours.final(TRAIN), theirs.final(TRAIN))
+            view = evidence.at_rr(task)
+            if view is not None and self.against == BASELINE:  # one of several orders
+                found = view.comparisons(TRAIN)[self.arm]
             if found.difference is None:
                 continue
             votes.append(_vote(self.expected, found, theirs.final(TRAIN).mean()))

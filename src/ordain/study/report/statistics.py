@@ -31,6 +31,11 @@ class Comparison:
     holm: float | None = None  # p corrected for the number of arms compared (Holm 1979)
     relative: float | None = None  # the difference as a share of the baseline's mean over the common seeds
 
+    @property
+    def decides(self) -> float | None:
+        """The p that verdicts go by: Holm's, or p itself if there was nothing to correct for."""
+        return self.p if self.holm is None else self.holm
+
 
 def compare(
     arm: pd.Series | Mapping[int, float | None], baseline: pd.Series | Mapping[int, float | None]
@@ -75,14 +80,14 @@ def corrected(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
 
 
 def verdict(comparison: Comparison, *, lower_is_better: bool = True) -> str:
-    """The verdict in words; "helps" and "worse" require p < 0.01 and at least five seeds."""
+    """The verdict in words; "helps" and "worse" require Holm's p < 0.01 and at least five seeds."""
     if comparison.difference is None:
         return CANNOT_TELL
     if comparison.difference == 0 and comparison.p is None:
         return SAME
     if len(comparison.seeds) < ENOUGH_SEEDS:
         return FEW_SEEDS
-    if comparison.p is None or not comparison.p < LEVEL:
+    if comparison.decides is None or not comparison.decides < LEVEL:
         return CANNOT_TELL
     return HELPS if (comparison.difference < 0) == lower_is_better else WORSE
 

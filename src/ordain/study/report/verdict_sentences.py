@@ -16,9 +16,7 @@ _LEADS = {
     FEW_SEEDS: "{} is inconclusive (needs 5 seeds)",
     SAME: "{} is identical to RR",
 }
-_UNCORRECTED = (
-    "“Significantly” means p < 0.01 without correction for the number of orders; the Holm-corrected p is given as well."
-)
+_CORRECTED = "“Significantly” means that Holm's p, which is corrected for the number of orders, is below 0.01."
 OUT = "out"  # verdict on an arm without a finished job
 _RANKS = (*_LEADS, OUT)
 
@@ -69,7 +67,7 @@ def numbers(entry: Entry, baseline: Entry, metric: Metric, comparison: Compariso
     decimals = 2 if unit else places([ours, theirs])
     reached = f"final {name} {number(ours, decimals)}{unit} against {whose}'s {number(theirs, decimals)}{unit}"
     rates = f"rate {entry.rate:g}" + ("" if entry.rate == baseline.rate else f", {whose} at {baseline.rate:g}")
-    told = [f"{reached}, {_gap(ours - theirs, theirs, decimals, unit)}", _test(comparison)]
+    told = [f"{reached}, {_gap(ours - theirs, theirs, decimals, unit)}", p_and_holm(comparison)]
     return "; ".join([*told, _seeds(entry, baseline, comparison.seeds), rates]) + "."
 
 
@@ -83,7 +81,8 @@ def _gap(gap: float, theirs: float, decimals: int, unit: str) -> str:
     return f"{size}{points} {word}{'' if unit or not theirs else share}"
 
 
-def _test(comparison: Comparison) -> str:
+def p_and_holm(comparison: Comparison) -> str:
+    """The p-value, and Holm's if several orders were compared."""
     if comparison.p is None:
         return "no test"
     if comparison.holm is None:  # a single comparison is not corrected
@@ -121,4 +120,4 @@ def headline(view: View) -> str:
         parts.insert(0, "none has a significantly lower training loss than random reshuffling")
     summary = f"Of {counted(len(said), 'order')}, {', '.join(parts)}."
     tested = sum(comparison.p is not None for comparison in view.comparisons(TRAIN).values())
-    return f"{summary} {_UNCORRECTED}" if tested > 1 else summary
+    return f"{summary} {_CORRECTED}" if tested > 1 else summary

@@ -5,7 +5,7 @@ Jobs that no view compares are listed as problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -81,9 +81,13 @@ class View:
         return {name: entry for name, entry in self.entries.items() if entry.seeds}
 
     def comparisons(self, metric: Metric) -> dict[str, Comparison]:
-        """Compare each arm with its baseline; Holm's correction is over the arms of this view."""
+        """Compare the final values of each arm with its baseline's; Holm's correction is over the arms of this view."""
+        return self.compared(lambda entry: entry.final(metric))
+
+    def compared(self, values: Callable[[Entry], pd.Series]) -> dict[str, Comparison]:
+        """The same for any values by seed."""
         found = {
-            name: compare(entry.final(metric), baseline.final(metric))
+            name: compare(values(entry), values(baseline))
             for name, entry in self.shown.items()
             if not is_baseline(name) and (baseline := self.baseline(name))
         }
