@@ -64,20 +64,32 @@ def headline(found: Sequence[Point]) -> str:
     tested = [point for point in tested if point.equal and point.arm not in _BASELINES]
     if not tested:
         return ""
-    told, outcomes = [], {measure: [better(point.equal[measure], measure) for point in tested] for measure in _JUDGED}
+    outcomes = {measure: [better(point.equal[measure], measure) for point in tested] for measure in _JUDGED}
+    told = []
     for measure, words in zip(_JUDGED, (("lower", "higher"), ("higher", "lower")), strict=True):
-        name, accuracy = MEASURES[measure].removesuffix(", %"), measure == "accuracy"
         wins = [point.equal[measure] for point, won in zip(tested, outcomes[measure], strict=True) if won]
-        gains = [abs(win.difference or 0.0) if accuracy else 100 * abs(win.relative or 0.0) for win in wins]
-        by = f" (by at most {max(gains):.1f} {'points' if accuracy else '%'})" if gains else ""
         lost = outcomes[measure].count(False)
-        told.append(f"{name} is {words[0]} on {len(wins) or 'none'}{by} and {words[1]} on {lost or 'none'}")
+        told.append(
+            f"{MEASURES[measure].removesuffix(', %')} is {words[0]} on {len(wins) or 'none'}{_by(wins, measure)} and "
+            f"{words[1]} on {lost or 'none'}"
+        )
     won = sum(True in both and False not in both for both in zip(*outcomes.values(), strict=True))
-    tasks = counted(len(tested), "task")
-    compared = "compared with random reshuffling with a tuned rate and schedule, for the same processor time"
+    only = "only " if 0 < won <= len(tested) / 2 else ""
+    compared = "at the same processor time as random reshuffling with its own best rate and schedule"
     free = [title(point) for point in tested if any(_no_worse(other, point) for other in shown)]
     more = f" On {' and '.join(free)}, stratified order, which costs nothing, has as low a test loss." if free else ""
-    return f"Ordering pays on {won or 'none'} of {tasks}: {compared}, {'; '.join(told)}.{more}"
+    on = f"{only}on {won or 'none'} of {counted(len(tested), 'task')}"
+    return f"Ordering pays {on}: {compared}, {'; '.join(told)}.{more}"
+
+
+def _by(wins: Sequence[Comparison], measure: str) -> str:
+    """The sizes of improvements, in brackets."""
+    accuracy = measure == "accuracy"
+    sizes = sorted(abs((win.difference if accuracy else 100 * (win.relative or 0.0)) or 0.0) for win in wins)
+    if not sizes:
+        return ""
+    ends = dict.fromkeys(f"{size:.1f}" for size in (sizes[0], sizes[-1]))
+    return f" (by {' to '.join(ends)} {'points' if accuracy else '%'})"
 
 
 def _no_worse(other: Point, point: Point) -> bool:
@@ -250,9 +262,10 @@ def _panel(axes: Axes, shown: Sequence[Point], problem: tuple[str, ...], measure
         mine = sorted((point.seconds, number) for number, point in enumerate(own) if point.arm == arm)
         if mine:
             numbers = [number for _, number in mine]
-            minutes = [seconds / 60 for seconds, _ in mine]
-            error = table[numbers].std()
-            axes.errorbar(minutes, table[numbers].mean(), yerr=error, capsize=2, label=own[numbers[0]].label, **look)
+            mean, error = table[numbers].mean(), table[numbers].std()
+            at = [seconds for seconds, _ in mine]
+            axes.errorbar(at, mean, yerr=error, capsize=2, label=own[numbers[0]].label, **look)
+    axes.set_xlim(left=0)  # so that costs can be compared by eye
     low, high = axes.get_ylim()
     half = max((high - low) / 2, _LEAST_RANGE * abs(low + high) / 4)
     axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
@@ -271,6 +284,6 @@ def _looks(shown: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 def _labelled(figure: Figure, grid: Any) -> Figure:
     for column in grid.T:
-        [axes for axes in column if axes.get_visible()][-1].set_xlabel("minutes of processor time")
+        [axes for axes in column if axes.get_visible()][-1].set_xlabel("seconds of processor time")
     legend_below(figure)
     return figure
