@@ -13,9 +13,9 @@ from study.study_records import write_run
 from torch import nn
 from typer.testing import CliRunner
 
-from ordain.study.advice import Pilot, advise, run_pilot
-from ordain.study.advice.check import FILE, checked, outcomes, pilots
-from ordain.study.advice.pilot import CANNOT_TELL, DO_NOT, USE, noise_share
+from ordain.study.advice import CANNOT_TELL, DO_NOT, USE, Pilot, advise, noise_share, run_pilot
+from ordain.study.claims import write_claims
+from ordain.study.claims.advice_check import FILE, checked, outcomes, read_pilots, run_pilots
 from ordain.study.cli import app
 from ordain.study.runs.config import Decay, RunConfig
 from ordain.study.tasks import LoadedTask
@@ -147,12 +147,28 @@ def test_hits_and_misses_are_counted(runs: Path) -> None:
 def test_the_command_checks_a_folder_of_runs_and_keeps_its_pilots(runs: Path) -> None:
     keys = [outcome.key for outcome in outcomes(runs)]
     kept = {key: asdict(replace(GOOD, rr=(math.inf, 1.0))) for key in keys}
-    (runs / FILE).write_text(json.dumps(kept))
+    (runs / FILE).write_text(json.dumps({"pilots": kept}))
     result = CliRunner().invoke(app, ["advise", str(runs)])
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if not line.startswith("pilots")]
     assert lines[0] == "The advice was right in 1 of 2 settings."
-    assert pilots(runs)[keys[0]].rr[0] == math.inf
+    assert read_pilots(runs).pilots[keys[0]].rr[0] == math.inf
+    assert read_pilots(runs).commands == ()  # none was run
+    text = (write_claims(runs) and runs / "README.md").read_text()
+    assert text.index(lines[0]) < text.index("| run: digits 1 8 constant sgd | do not use it | miss |")
+
+
+def test_pilots_are_kept_with_what_ran_them(runs: Path) -> None:
+    counts: list[tuple[int, int]] = []
+    ran = run_pilots(runs, runs, verify=True, command="ordain advise runs", report=lambda *of: counts.append(of))
+    assert counts == [(1, 2), (2, 2)]
+    assert read_pilots(runs) == ran
+    assert set(ran.pilots) == {outcome.key for outcome in outcomes(runs)}
+    (made,) = ran.commands
+    assert (made.command, set(made.machine)) == ("ordain advise runs", {"platform", "cpu", "logical_cpus"})
+    assert "torch" in made.versions
+    again = run_pilots(runs, runs, verify=True, command="again", report=lambda done, total: None)
+    assert again == ran
 
 
 def test_the_command() -> None:

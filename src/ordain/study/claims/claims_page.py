@@ -10,6 +10,7 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 
 from ordain.study.claims import practice_page, training_claims, vector_claims
+from ordain.study.claims.advice_check import checked, outcomes, read_pilots
 from ordain.study.claims.evidence import FAILS, GROUPS, HOLDS, OPEN, Claim, Evidence, Finding
 from ordain.study.claims.pays import Gain, gains, pays_figure, reasons, tasks_figure
 from ordain.study.claims.practice import points
@@ -38,6 +39,8 @@ class Page:
     sweeps: Table  # over batch sizes and numbers of examples
     by_time: list[Drawn]  # a figure of test loss and accuracy
     details: Table  # of every order
+    advised: str  # how often the advice was right, in one sentence
+    advice: Table
     found: list[tuple[Claim, Finding]]
     figures: list[Drawn]
     pays: Table
@@ -75,6 +78,8 @@ def write_claims(folder: Path) -> Page:
     titles = {name: TASKS[name].title for name in _NAMES}
     drawn = {name: (make(found, titles), words) for name, (make, words) in _FIGURES.items()}
     machines = [f"{value_text(header.machine)}; {value_text(header.versions)}" for header in headers.values()]
+    pilots = read_pilots(folder)
+    machines += [f"{value_text(made.machine)}; {value_text(made.versions)}" for made in pilots.commands]
     tuned = points(folder)
     page = Page(
         practice_page.headline(tuned),
@@ -83,6 +88,7 @@ def write_claims(folder: Path) -> Page:
         practice_page.sweeps(tuned),
         _drawn("by-time", "Test loss and test accuracy against processor time", practice_page.pays_by_time(tuned)),
         practice_page.details(tuned),
+        *checked(outcomes(folder), pilots.pilots),
         [(claim, claim.find(evidence)) for claim in CLAIMS],
         [draw(name, words, figure) for name, (figure, words) in drawn.items() if figure],
         _pays_table(found),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,7 @@ from ordain.study.progress import reporting
 
 _HEURISTIC = (
     "This is a heuristic from a short run on part of the data, and it considers only the training loss. "
-    "docs/study.md lists its hits and misses. For your own loop, see Herding(...).report()."
+    "results/README.md lists its hits and misses. For your own loop, see Herding(...).report()."
 )
 
 
@@ -72,11 +73,12 @@ def advise(
 
 def _check(folder: Path, data: Path, *, verify: bool) -> None:
     """Run the pilots of the settings in a folder of runs, and print what they got right."""
-    from ordain.study.advice.check import checked, outcomes, pilots, run_pilots
+    from ordain.study.claims.advice_check import checked, outcomes, run_pilots
     from ordain.study.runs.team import limited_threads
 
+    command = shlex.join(["ordain", "advise", str(folder)])
     with limited_threads(1), reporting("pilots", lines=True) as tell:
-        run_pilots(folder, data, verify=verify, report=tell)
-    headline, found = checked(list(outcomes(folder)), pilots(folder))
+        ran = run_pilots(folder, data, verify=verify, command=command, report=tell)
+    headline, found = checked(outcomes(folder), ran.pilots)
     typer.echo(headline)
     show(found.headings, *found.rows, numbers_from=4)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ordain.study.advice.pilot import DO_NOT, USE, WORTH, Pilot, advise, gain, run_pilot
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ordain.study.advice import DO_NOT, USE, WORTH, Pilot, advise, gain, run_pilot
 from ordain.study.claims.practice import LEVEL, final_values
-from ordain.study.files import validated, write_bytes
+from ordain.study.files import STRICT, validated, write_bytes
 from ordain.study.report.number_text import counted, p_text
 from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, compare
@@ -17,7 +20,7 @@ from ordain.study.report.views import at_rate
 from ordain.study.runs.arms import BASELINE
 from ordain.study.runs.config import RunConfig
 from ordain.study.runs.records import read_run
-from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
+from ordain.study.runs.run_folder import TRAINING, Made, provenance, read_header, run_folders
 from ordain.study.tasks import TASKS
 
 FILE = "advice.json"  # the pilots, by setting
@@ -66,28 +69,38 @@ def outcomes(folder: Path) -> Iterator[Outcome]:
                 yield Outcome(path.name, replace(config, rates=(rate,)), label, found.relative, found.p)
 
 
-def pilots(folder: Path) -> dict[str, Pilot]:
+@checked_dataclass(config=STRICT | {"allow_inf_nan": True}, frozen=True)
+class Pilots:
+    """The content of ``advice.json``: pilots by setting, and the commands that ran them."""
+
+    commands: tuple[Made, ...] = ()
+    pilots: dict[str, Pilot] = field(default_factory=dict)
+
+
+def read_pilots(folder: Path) -> Pilots:
     """The pilots that :func:`run_pilots` has written."""
     path = folder / FILE
-    found: dict[str, Pilot] = {}
-    if path.is_file():
-        found = validated(dict[str, Pilot], path.read_bytes(), str(path), remedy="Remove it and run the pilots again.")
+    if not path.is_file():
+        return Pilots()
+    found: Pilots = validated(Pilots, path.read_bytes(), str(path), remedy="Remove it and run the pilots again.")
     return found
 
 
-def run_pilots(folder: Path, data: Path, *, verify: bool, report: Callable[[int, int], None]) -> None:
+def run_pilots(folder: Path, data: Path, *, verify: bool, command: str, report: Callable[[int, int], None]) -> Pilots:
     """Run the pilot of every setting that has an outcome and no pilot yet; resumable."""
-    found, wanted = pilots(folder), {outcome.key: outcome.config for outcome in outcomes(folder)}
+    found, wanted = read_pilots(folder), {outcome.key: outcome.config for outcome in outcomes(folder)}
+    made: dict[str, Any] = provenance(command)
+    commands = (*found.commands, Made(**made)) if wanted.keys() - found.pilots.keys() else found.commands
     for count, (key, config) in enumerate(wanted.items(), 1):
-        if key not in found:
+        if key not in found.pilots:
             problem = TASKS[config.task].load(data, config.limit, weights=config.weights, verify=verify)
-            found[key] = run_pilot(problem, config)
-            content = {name: asdict(pilot) for name, pilot in found.items()}
-            write_bytes(folder / FILE, json.dumps(content, indent=1).encode() + b"\n")
+            found = Pilots(commands, {**found.pilots, key: run_pilot(problem, config)})
+            write_bytes(folder / FILE, json.dumps(asdict(found), indent=1).encode() + b"\n")
         report(count, len(wanted))
+    return found
 
 
-def checked(found: list[Outcome], pilots: Mapping[str, Pilot]) -> tuple[str, Table]:
+def checked(found: Iterable[Outcome], pilots: Mapping[str, Pilot]) -> tuple[str, Table]:
     """How often the advice was right, and the table of all outcomes with a pilot."""
     rows, verdicts = [], []
     for outcome in found:
@@ -111,7 +124,7 @@ def checked(found: list[Outcome], pilots: Mapping[str, Pilot]) -> tuple[str, Tab
                 f"{pilot.cost:.2f}",
             )
         )
-    headings: tuple[str, ...] = ("setting", "advice", "", "order in the run", "its training loss / RR's", "p")
+    headings: tuple[str, ...] = ("setting", "advice", "right?", "order in the run", "its training loss / RR's", "p")
     headings += ("the same in the pilot", "noise", "similarity", "cost")
     hits, misses = verdicts.count("hit"), verdicts.count("miss")
     unsaid = len(verdicts) - hits - misses
