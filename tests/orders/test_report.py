@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from ordain import Herding, reference
 from ordain.errors import StepError
@@ -30,6 +34,7 @@ def test_an_order_that_holds_and_one_that_does_not() -> None:
         assert (first.epoch, first.examples) == (0, N)
         assert 0.6 < first.visited < 1.6  # a random order
         assert "first order is random" in str(first)
+        assert first.cost is None  # gradients from elsewhere: what they cost is not known
         visited = epoch(order, gradients)
         second = order.report()
         random = np.mean([reference.herding_objective(gradients[visited], order, norm=2) for order in _permutations(3)])
@@ -40,6 +45,7 @@ def test_an_order_that_holds_and_one_that_does_not() -> None:
         )
         assert (second.kept > 0.8) is kept
         assert ("still holds" in str(second)) is kept
+        assert ("Do not use it" in str(second)) is not kept
         centred = gradients - gradients.mean(axis=0)
         noise = (centred**2).sum(axis=1).mean() / (gradients**2).sum(axis=1).mean()
         assert second.noise == pytest.approx(noise)
@@ -48,6 +54,22 @@ def test_an_order_that_holds_and_one_that_does_not() -> None:
 def _permutations(seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.permutation(N).tolist() for _ in range(5)]
+
+
+def test_the_cost_of_an_epoch() -> None:
+    model = nn.Linear(3, 1)
+    order = Herding(model, N, seed=3)
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        for rows in DataLoader(TensorDataset(x), batch_size=16, sampler=order.sampler):
+            model(*rows).square().sum().backward()
+            order.step()
+            model.zero_grad()
+        found = order.report()
+        assert found.cost is not None
+        assert found.cost > 0
+        assert f"added {100 * found.cost:.0f} % to the time of this epoch" in str(found)
+    assert f"{100 * (1 + found.cost):.0f} % of the epochs" in replace(found, visited=found.possible).advice
 
 
 def test_before_the_end_of_an_epoch() -> None:

@@ -19,6 +19,7 @@ from ordain.errors import GradientError, InputError, MemoryLimitError, StepError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import scratch, shrinking
 from ordain.orders.arrangement import Arrangement
+from ordain.orders.clock import Clock
 from ordain.orders.cursor import Cursor
 from ordain.orders.order import Order
 from ordain.orders.report import Report, report
@@ -86,7 +87,7 @@ class Herding(Order):
         >>> order.report().noise
         1.0
         """
-        return self._herding.report(self._cursor.epoch, seed=self.seed)
+        return self._herding.report(self._cursor.epoch, seed=self.seed, clock=self._clock)
 
 
 class Greedy(Order):
@@ -207,7 +208,7 @@ class HerdingLearner:
         half = len(sigma) // 2
         return np.concatenate([sigma[:half], order[~complete], sigma[half:]])
 
-    def report(self, epoch: int, *, seed: int) -> Report:
+    def report(self, epoch: int, *, seed: int, clock: Clock) -> Report:
         """See :meth:`Herding.report`."""
         known = np.flatnonzero(self._complete())
         if self._stored is None or len(known) < len(self._counts) / 2:
@@ -216,7 +217,7 @@ class HerdingLearner:
                 expected="a complete epoch, before the next one begins",
                 remedy="Call it after the loop over the loader, in an epoch that learns.",
             )
-        return report(epoch, self._stored[torch.from_numpy(known)], seed=seed)
+        return report(epoch, self._stored[torch.from_numpy(known)], seed=seed, clock=clock)
 
     def next_epoch(self) -> None:
         self._counts[:] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,7 @@ from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients, rescaled
 from ordain.gradients.sources import is_head, source_for
 from ordain.orders.arrangement import Arrangement
+from ordain.orders.clock import Clock
 from ordain.orders.coordination import Coordinator
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake, number_of
@@ -150,6 +152,7 @@ class Order:
         self._identity |= self._view.identity | extra
         self._head = is_head(params)
         self._watched = WatchedModel(type(self).__name__)
+        self._clock = Clock()
         self.device = torch.device("cpu")
         self._cursor = Cursor(
             self._view,
@@ -251,7 +254,9 @@ class Order:
         """
         scale = 1.0 if type(loss_scale) is float and loss_scale == 1.0 else number_of(loss_scale)
         if self._learning:
+            start = perf_counter()
             self._steps.learn(partial(self._collected, scale), indices)
+            self._clock.stepped(start, perf_counter())
         else:
             self._cursor.step_uncounted()
 
@@ -438,6 +443,7 @@ class Order:
             self._learner.release()
 
     def _watch(self, *, learning: bool) -> None:
+        self._clock.restart()
         self._learning = learning
         self._watched.watch(learning=learning)
 
