@@ -46,7 +46,7 @@ ARMS = {
     "mnist": ("rr-ema", "stratified", "flipflop", "grab", "grab-pair", "grab-lazy"),
     "a9a": ("rr-ema", "flipflop", "grab", "grab-pair", "grab-lazy"),
     "cifar10": ("rr-ema", "stratified", "grab-pair", "grab-head", "herding-head", "herding-head-lazy"),
-    "cifar10-augmented": ("grab-head", "herding-head", "herding-head-lazy"),
+    "cifar10-augmented": ("stratified", "grab-head", "herding-head", "herding-head-lazy"),
     "cifar10-resnet": ("herding-head",),
     "gpt": ("grab-pair", "grab-pair-precond", "herding-head", "herding-head-lazy", "herding-head-precond"),
     "sst2": ("grab-pair", "herding-head", "herding-head-lazy"),
