@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,33 @@ def test_divergence_is_no_best_rate() -> None:
     assert config.best([record])[0] == 0
 
 
+def test_exponents() -> None:
+    """Gaps of 7 n^-1.5 K^-2 at the rate that is best for K, among rates that are best for other numbers of epochs."""
+    config = Convex(epochs=20, sizes=(100, 200, 400), grid=(1.0, 2.0))
+    epochs = np.arange(1.0, 21.0)
+    records = []
+    for n, seed, decay in product(config.sizes, range(3), config.decays):
+        best = 7 * n**-1.5 * epochs**-2 * (1 + 0.1 * seed)
+        gap = [np.where(epochs < 10, best, 2 * best).tolist(), np.where(epochs < 10, 3 * best, best).tolist()]
+        records.append(
+            {"problem": "digits", "n": n, "order": "rr", "decay": decay, "seed": seed, "gap": gap, "examples": n}
+        )
+    assert config.by_examples(records, "digits", "rr").mean == pytest.approx(-1.5)
+    assert config.by_epochs(records, "digits", "rr").mean == pytest.approx(-2)
+
+
 def test_a_quick_run(tmp_path: Path) -> None:
     study = STUDIES["convex"]
     config = study.configure(quick=True)
     study.run(config, tmp_path, lambda *_: None)
     headings, rows = study.table(tmp_path)
     assert headings[-1] == "f - f* after 6 epochs"
-    gaps = {(row[1], row[2]): float(row[4]) for row in rows}
+    gaps = {(row[1], row[2]): float(row[5]) for row in rows}
+    assert all(float(row[4]) > 0 for row in rows)
     assert gaps["400", "SAG (scikit-learn)"] < gaps["400", "random reshuffling, constant"]
     assert all(gap > 0 for gap in gaps.values())
     assert set(study.figures(tmp_path)) == {"convex"}
-    assert "falls like random reshuffling n^(" in study.sentences(tmp_path)[0]
+    by_n, by_length = study.sentences(tmp_path)
+    assert "falls like random reshuffling n^(" in by_n
+    assert "and GraB K^(" in by_length
+    assert by_n.count("(theorem: n^") == by_length.count("(theorem: K^-2)") == 2

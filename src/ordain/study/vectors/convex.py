@@ -1,7 +1,7 @@
 """A strongly convex problem: f - f* of SGD under several orders, next to scikit-learn's SAG and L-BFGS.
 
 l2-regularised logistic regression in two classes, one example a step, in float64. Every order runs every rate of a
-grid, constant and with a cosine decay; tables and figures show each at its best rate.
+grid, constant and with a cosine decay; tables and figures show each at its best rate, by epochs and by processor time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from time import process_time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,9 +35,14 @@ from ordain.study.vectors.vector_study import (
     where,
 )
 
+THEOREM = {"rr": -1, "grab": -2}  # exponents of n in f - f* under the PL condition (Theorem 3, Table 1)
+_THEOREM_EPOCHS = -2  # the exponent of the number of epochs, for both
 SOLVERS = {"sag": "SAG (scikit-learn)", "lbfgs": "L-BFGS (scikit-learn)"}
 _ALL = 0  # in place of a number of examples: all of them
 _ROWS = 64  # to observe at a time
+_TIMED = "timed"  # in place of a decay: how long an epoch takes
+_REPEATS = 3
+_SHORTER = 5  # times as short as the run: from there on, the exponent of its length is fitted
 _LEAST = 1e-16  # f - f* is not resolved below
 
 
@@ -108,11 +114,15 @@ class Convex:
                 yield {"problem": problem, "n": n, "order": order, "decay": decay, "seed": seed}
             for solver in SOLVERS:
                 yield {"problem": problem, "n": n, "order": solver, "decay": "-", "seed": 0}
+        for problem, n, order in product(self.problems, self.sizes, (*self.orders, *SOLVERS)):
+            yield {"problem": problem, "n": n, "order": order, "decay": _TIMED, "seed": 0}
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """``gap`` is ``[rates, epochs]``: f - f* after each epoch."""
+        """``gap`` is ``[rates, epochs]``: f - f* after each epoch. ``seconds`` is the processor time of an epoch."""
         key = point["problem"], point["n"], self.strength
         problem, lowest = regression(*key), minimum(*key)
+        if point["decay"] == _TIMED:
+            return {"seconds": self.seconds(problem, point["order"]), "examples": len(problem.y)}
         if point["order"] in SOLVERS:
             runs = [[problem.solved(point["order"], count) for count in range(1, self.epochs + 1)]]  # each is a pass
         else:
@@ -123,58 +133,94 @@ class Convex:
         gaps = [[float(f"{max(problem.value(w) - lowest, _LEAST):.4g}") for w in run] for run in runs]
         return {"gap": gaps, "examples": len(problem.y)}
 
+    def seconds(self, problem: Regression, order: str) -> float:
+        """Processor time of an epoch: the least of several runs."""
+        taken = []
+        for _ in range(_REPEATS):
+            start = process_time()
+            if order in SOLVERS:
+                problem.solved(order, self.epochs)
+            else:
+                train(problem, order, seed=0, rate=self.grid[0], decay="constant", epochs=self.epochs)
+            taken.append((process_time() - start) / self.epochs)
+        return float(f"{min(taken):.4g}")
+
     def best(self, records: list[Record]) -> tuple[int, Floats]:
         """The index of the rate with the lowest mean logarithm of the last gap, and its gaps ``[seeds, epochs]``."""
         gaps = np.log([record["gap"] for record in records])  # [seeds, rates, epochs]
         rate = int(np.argmin(np.where(np.isnan(gaps), np.inf, gaps)[:, :, -1].mean(axis=0)))
         return rate, np.exp(gaps[:, rate])
 
-    def _arms(self, records: list[Record], **fields: Any) -> Iterator[tuple[str, list[Record]]]:
+    def _arms(self, records: list[Record], **fields: Any) -> Iterator[tuple[str, list[Record], float]]:
+        """Each order with each decay: its label, its records, and the seconds of an epoch."""
         for order, decay in (*product(self.orders, self.decays), *((solver, "-") for solver in SOLVERS)):
             label = f"{ORDERS[order].label}, {decay}" if order in ORDERS else SOLVERS[order]
-            yield label, where(records, order=order, decay=decay, **fields)
+            (timed,) = where(records, order=order, decay=_TIMED, **fields)
+            yield label, where(records, order=order, decay=decay, **fields), timed["seconds"]
 
     def draw(self, records: list[Record]) -> Figures:
         from ordain.study.style import LEGEND, finish, grid_figure, plot_seeds
 
-        figure, ((*axes,),) = grid_figure(4.2 * len(self.problems), 4.4, columns=len(self.problems), sharey=True)
+        figure, grid = grid_figure(4.2 * len(self.problems), 6.6, rows=2, columns=len(self.problems), sharey=True)
         n = _ALL if _ALL in self.sizes else self.sizes[-1]
-        for panel, name in zip(axes, self.problems, strict=True):
-            for position, (label, found) in enumerate(self._arms(records, problem=name, n=n)):
+        for (by_epoch, by_time), name in zip(grid.T, self.problems, strict=True):
+            for position, (label, found, seconds) in enumerate(self._arms(records, problem=name, n=n)):
                 _, gaps = self.best(found)
-                plot_seeds(panel, range(1, 1 + gaps.shape[1]), gaps, label, position, alpha=0.1, every=5)
-            panel.set(yscale="log", xlabel="epochs", title=name)
-            finish(panel)
-        axes[0].set_ylabel("f - f* at the best rate of each")
-        handles, labels = axes[0].get_legend_handles_labels()
+                epochs = range(1, 1 + gaps.shape[1])
+                for axes, unit in ((by_epoch, 1), (by_time, seconds)):
+                    plot_seeds(axes, [unit * epoch for epoch in epochs], gaps, label, position, alpha=0.1, every=5)
+            by_epoch.set(yscale="log", xlabel="epochs", title=name)
+            by_time.set(yscale="log", xscale="log", xlabel="seconds of processor time")
+            finish(by_epoch)
+            finish(by_time)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("f - f* at the best rate of each")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, **LEGEND)
         return {"convex": figure}
 
     def tabulate(self, records: list[Record]) -> Table:
         rows: list[tuple[str, ...]] = []
         for name, n in product(self.problems, self.sizes):
-            for label, found in self._arms(records, problem=name, n=n):
+            for label, found, seconds in self._arms(records, problem=name, n=n):
                 rate, gaps = self.best(found)
                 single = len(found[0]["gap"]) == 1
                 edge = "*" if not single and rate in (0, len(self.grid) - 1) else ""
                 last = np.exp(np.log(gaps[:, -1]).mean())
                 rates = "-" if single else f"{self.grid[rate]:g}{edge}"
-                rows.append((name, f"{found[0]['examples']:,}", label, rates, f"{last:.2g}"))
-        return ("problem", "n", "order", "best rate", f"f - f* after {self.epochs} epochs"), rows
+                taken = f"{1000 * seconds * self.epochs:.3g}"
+                rows.append((name, f"{found[0]['examples']:,}", label, rates, taken, f"{last:.2g}"))
+        return ("problem", "n", "order", "best rate", "processor time, ms", f"f - f* after {self.epochs} epochs"), rows
 
     def say(self, records: list[Record]) -> list[str]:
         said = []
         for name in self.problems:
-            fits = {order: self.exponent(records, name, order) for order in ("rr", "grab") if order in self.orders}
-            told = [f"{ORDERS[order].label} n^({fit:.2f})" for order, fit in fits.items()]
-            said.append(f"{name}, cosine, {self.epochs} epochs: f - f* falls like {' and '.join(told)}.")
+            for what, exponents, how in (
+                ("n", self.by_examples, f"cosine, {self.epochs} epochs"),
+                ("K", self.by_epochs, "constant rate, the best for each number K of epochs"),
+            ):
+                told = [
+                    f"{ORDERS[order].label} {what}^({exponents(records, name, order):.2f}) "
+                    f"(theorem: {what}^{exponent if what == 'n' else _THEOREM_EPOCHS})"
+                    for order, exponent in THEOREM.items()
+                    if order in self.orders
+                ]
+                said.append(f"{name}, {how}: f - f* falls like {' and '.join(told)}.")
         return said
 
-    def exponent(self, records: list[Record], problem: str, order: str) -> Estimate:
-        """Of n in the last gap under a cosine decay."""
+    def by_examples(self, records: list[Record], problem: str, order: str) -> Estimate:
+        """The exponent of n in the last gap under a cosine decay."""
         found = [where(records, problem=problem, n=n, order=order, decay="cosine") for n in self.sizes]
         last = np.array([self.best(of)[1][:, -1] for of in found]).T
         return slope([of[0]["examples"] for of in found], last)
+
+    def by_epochs(self, records: list[Record], problem: str, order: str) -> Estimate:
+        """The exponent of the number of epochs at a constant rate; a run's beginning is a shorter run."""
+        found = where(records, problem=problem, n=self.sizes[-1], order=order, decay="constant")
+        lengths = np.unique(np.geomspace(self.epochs / _SHORTER, self.epochs, 5).round().astype(int))
+        logs = np.log([record["gap"] for record in found])[:, :, lengths - 1]  # [seeds, rates, lengths]
+        best = np.where(np.isnan(logs), np.inf, logs).mean(axis=0).argmin(axis=0)
+        return slope(lengths.tolist(), np.exp(logs[:, best, range(len(lengths))]))
 
 
 def train(problem: Regression, order: str, *, seed: int, rate: float, decay: str, epochs: int) -> list[Floats]:
