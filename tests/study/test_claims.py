@@ -195,6 +195,23 @@ def test_vector_studies(tmp_path: Path) -> None:
     assert said["The rates' exponents"] == OPEN
 
 
+@pytest.mark.parametrize(("exponent", "said"), [(-2.0, HOLDS), (-1.0, OPEN), (0.0, OPEN)])
+def test_exponents_on_data(exponent: float, said: str, tmp_path: Path) -> None:
+    """RR's gaps fall like 1 / n, GraB's as told."""
+    run_study("convex", tmp_path / "convex", report=lambda done, total: None, quick=True)
+    path = tmp_path / "convex" / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["order"] in ("rr", "grab") and "gap" in record:
+            gap = record["examples"] ** (exponent if record["order"] == "grab" else -1.0 + 0.01 * record["seed"])
+            record["gap"] = [[gap] * 6] * 2
+    write_lines(path, records)
+    title = "The exponent of n, on regularised logistic regression"
+    verdict, measured = found(tmp_path, title)
+    assert verdict == said
+    assert f"GraB n^({exponent:.2f} ± 0.00) (theorem: n^-2)" in measured
+
+
 def gain_of(tmp_path: Path, ours: list[float], theirs: list[float], **more: Any) -> pays.Gain:
     """GraB's training losses after each epoch against RR's, over two seeds."""
     write_config(tmp_path / "mnist")

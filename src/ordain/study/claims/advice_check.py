@@ -103,7 +103,7 @@ def run_pilots(folder: Path, data: Path, *, verify: bool, command: str, report: 
 def checked(found: Iterable[Outcome], pilots: Mapping[str, Pilot]) -> tuple[str, Table]:
     """How often the advice was right, and the table of all outcomes with a pilot."""
     rows, verdicts = [], []
-    for outcome in found:
+    for outcome in found if pilots else ():  # without pilots, runs need not be complete enough for one
         if (pilot := pilots.get(outcome.key)) is None:
             continue
         advice = advise(pilot)

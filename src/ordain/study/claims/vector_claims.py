@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ordain.study.claims.evidence import MECHANICS, NOT_RUN, Claim, Evidence, Finding, together
+from ordain.study.claims.evidence import MECHANICS, NOT_RUN, TRAINING, Claim, Evidence, Finding, together
 from ordain.study.vectors import STUDIES
-from ordain.study.vectors.vector_study import Record, where
+from ordain.study.vectors.vector_study import Estimate, Record, where
 
 _ALIKE = 1.1  # ratio up to which prefix sums count as similar
 Votes = Callable[[Any, list[Record]], Iterable[bool | None]]
@@ -53,11 +53,20 @@ def _greedy_fails(config: Any, records: list[Record]) -> Iterable[bool | None]:
 def _rates(config: Any, records: list[Record]) -> Iterable[bool | None]:
     """GraB's loss decays faster in n than RR's by more than three standard errors."""
     for fits in config.n_exponents(records).values():
-        ours, theirs = fits["grab"], fits["rr"]
-        if ours.error is None or theirs.error is None:
-            yield None
-        else:
-            yield theirs.mean - ours.mean > 3 * (ours.error**2 + theirs.error**2) ** 0.5
+        yield _faster(fits["grab"], fits["rr"])
+
+
+def _convex(config: Any, records: list[Record]) -> Iterable[bool | None]:
+    """The same on problems with real data; inconclusive if it is not clear."""
+    for problem in config.problems:
+        yield _faster(*(config.by_examples(records, problem, order) for order in ("grab", "rr"))) or None
+
+
+def _faster(ours: Estimate, theirs: Estimate) -> bool | None:
+    """Whether one exponent is lower by more than three standard errors; None for a single seed."""
+    if ours.error is None or theirs.error is None:
+        return None
+    return bool(theirs.mean - ours.mean > 3 * (ours.error**2 + theirs.error**2) ** 0.5)
 
 
 CLAIMS = (
@@ -84,5 +93,11 @@ CLAIMS = (
         "GraB gains a factor of n over RR under PL, and the cube root of n on smooth non-convex problems.",
         partial(_study, "rates", "rates-gap", _rates),
         MECHANICS,
+    ),
+    Claim(
+        "The exponent of n, on regularised logistic regression",
+        "Under PL, GraB's loss falls like n^-2 where RR's falls like n^-1.",
+        partial(_study, "convex", "convex", _convex),
+        TRAINING,
     ),
 )
