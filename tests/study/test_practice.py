@@ -102,7 +102,7 @@ def test_the_page_begins_with_it(folder: Path) -> None:
         "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no difference found |",
     ]
     (detailed,) = (line for line in lines[start + 3 :] if "| GraB |" in line)
-    assert r"| 4 | 0.4\* | 1.50 | 0.4000 ± 0.0016 |" in detailed
+    assert r"| 4 | 0.4\* | 5 | 1.50 | 0.4000 ± 0.0016 |" in detailed
     assert all((folder / f"{name}.png").is_file() for name in ("by-time", "training-by-time"))
     assert page.verdict in (folder / "index.html").read_text()
 
@@ -122,7 +122,7 @@ def test_two_orders_at_equal_time(folder: Path) -> None:
     # Both are better than RR: the headline tells of the one in the table, with the lower validation loss.
     gains = [-(point.equal["test"].relative or 0.0) for point in (grab, pair)]
     assert min(gains) > 0
-    assert grab.valid < pair.valid
+    assert practice.validates_better(grab, pair)
     assert "Ordering pays on 1 of 1 task: at the same" in practice_page.headline(found)
     assert f"test loss is lower on 1 (by {100 * gains[0]:.1f} %)" in practice_page.headline(found)
 
@@ -136,6 +136,19 @@ def test_a_longer_run_of_reshuffling_that_is_worse_is_left_out(folder: Path) -> 
     (folder / "costs.json").write_text(json.dumps({"seconds": {"mnist": {"rr": 2.0, "grab": 7.0}}}))
     (longer,) = (point for point in practice.points(folder) if point.arm == "grab")
     assert longer.equal["train"].difference == grab.equal["train"].difference
+
+
+def test_lengths_are_compared_on_common_seeds(folder: Path) -> None:
+    """Five more seeds of RR's 4 epochs, with bad initial weights, do not make 8 epochs worth running."""
+    write(folder, 8, {"rr": {0.1: 0.55, 0.2: 0.56}})
+    (before,) = (point for point in practice.points(folder) if point.arm == "grab")
+    for seed in range(5, 10):
+        write_job(folder / "cosine-4-64-None", "rr", 0.2, seed, [0.01, 1.2, 1.1, 1.0, 0.9])
+    found = practice.points(folder)
+    (after,) = (point for point in found if point.arm == "grab")
+    assert after.equal["train"].difference == before.equal["train"].difference
+    assert len(next(point.valid for point in found if (point.arm, point.epochs) == ("rr", 4))) == 10
+    assert [row[4] for row in practice_page.table(found).rows] == ["0.500", "0.550", "0.400"]  # of five seeds
 
 
 def test_no_costs_of_ours(folder: Path) -> None:

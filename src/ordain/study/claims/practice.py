@@ -44,7 +44,7 @@ class Point:
     epochs: int
     rate: float
     edge: bool  # whether the rate is the smallest or largest of those tried
-    valid: float  # mean validation loss after the last epoch, which chooses rates and schedules
+    valid: pd.Series  # validation loss after the last epoch, by seed, which chooses rates, schedules and lengths
     seconds: float  # of processor time for the whole run
     values: Mapping[str, pd.Series]  # by measure and seed
     same: Mapping[str, Comparison]  # with RR of as many epochs
@@ -71,9 +71,15 @@ def at_best_schedule(found: Sequence[Point]) -> list[Point]:
     best: dict[tuple[Any, ...], Point] = {}
     for point in found:
         key = point.problem, point.arm, point.epochs
-        if key not in best or point.valid < best[key].valid:
+        if key not in best or validates_better(point, best[key]):
             best[key] = point
     return sorted(best.values(), key=lambda point: (point.problem, point.arm != BASELINE, point.arm, point.epochs))
+
+
+def validates_better(one: Point, other: Point) -> bool:
+    """Whether ``one`` has the lower mean validation loss, over the seeds of both: initial weights matter more."""
+    both = pd.concat([one.valid, other.valid], axis=1, join="inner").mean()
+    return bool(both.iloc[0] < both.iloc[1])
 
 
 def _costs(folder: Path) -> Costs:
@@ -112,7 +118,7 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             run.length,
             entry.rate or 0.0,
             entry.rate in (tried[0], tried[-1]),
-            float(entry.final(VALID).mean()),
+            entry.final(VALID),
             _seconds(costs.get((task, config["batch_size"]), {}), name, run.length) * share or own,
             values[name],
             {measure: of[name] for measure, of in same.items() if name in of},
@@ -162,7 +168,7 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
     for (problem, _), mine in groupby(found, key=lambda point: (point.problem, point.decay)):
         own, rr = list(mine), sorted(curves.get(problem, ()), key=lambda point: point.seconds)
         # Runs with a higher validation loss than a shorter one are left out: nobody would choose them.
-        worth = [point for number, point in enumerate(rr) if all(point.valid < other.valid for other in rr[:number])]
+        worth = [one for number, one in enumerate(rr) if all(validates_better(one, other) for other in rr[:number])]
         least = rr[0].seconds if len(rr) > 1 else math.inf
         most = worth[-1].seconds if worth and worth[-1] is rr[-1] else math.inf  # else more epochs do not help RR
         inside = {n for n, point in enumerate(own) if point.arm != BASELINE and least <= point.seconds <= most}

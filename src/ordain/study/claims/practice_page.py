@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from textwrap import fill
 from typing import Any
 
@@ -11,11 +12,11 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedule
+from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedule, validates_better
 from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_text
 from ordain.study.report.page import Table
-from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison
+from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare
 from ordain.study.runs.arms import BASELINE
 from ordain.study.style import finish, grid_figure, style
 from ordain.study.tasks import TASKS
@@ -95,17 +96,21 @@ def _by(wins: Sequence[Comparison], measure: str) -> str:
 def _no_worse(other: Point, point: Point) -> bool:
     """Whether this is stratified order of as many epochs as ``point``, with a test loss as low."""
     same = (other.problem, other.epochs) == (point.problem, point.epochs)
-    return same and other.arm == _STRATIFIED and other.values["test"].mean() <= point.values["test"].mean()
+    if not same or other.arm != _STRATIFIED:
+        return False
+    return (compare(other.values["test"], point.values["test"]).difference or 0.0) <= 0
 
 
 def table(found: Sequence[Point]) -> Table:
-    """For each task, the best order that learns, next to RR of as many epochs and of more time."""
+    """For each task, the best order that learns, next to RR of as many epochs and of more time, over common seeds."""
     rows = []
     shown = main_points(found)
     for problem in _of(shown):
         mine = [point for point in shown if point.problem == problem]
-        for number, point in enumerate(_best_and_rr(mine)):
-            loss, accuracy = (point.values[measure].mean() for measure in _JUDGED)
+        told = _best_and_rr(mine)
+        seeds = sorted(set.intersection(*(set(point.valid.index) for point in told)))
+        for number, point in enumerate(told):
+            loss, accuracy = (point.values[measure][seeds].mean() for measure in _JUDGED)
             rows.append(
                 (
                     "" if number else title(point),
@@ -127,7 +132,7 @@ def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
     others = [point for point in mine if point.arm not in _BASELINES and (point.equal or len(rr) == 1)]
     if not others:
         return rr
-    best = min(others, key=lambda point: point.valid)
+    best = reduce(lambda one, other: other if validates_better(other, one) else one, others)
     longer = sorted((point for point in rr if point.seconds >= best.seconds), key=lambda point: point.seconds)[:1]
     shown = [point for point in rr if point.epochs == best.epochs or point in longer]
     return [*shown, *(p for p in mine if (p.arm, p.epochs) == (_STRATIFIED, best.epochs)), best]
@@ -162,6 +167,7 @@ def details(found: Sequence[Point]) -> Table:
             point.label,
             str(point.epochs),
             f"{point.rate:g}{'*' if point.edge else ''}",
+            str(len(point.valid)),
             _time(found, point),
             *(_value(point, measure) for measure in MEASURES),
             NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",
@@ -169,7 +175,7 @@ def details(found: Sequence[Point]) -> Table:
         )
         for point in found
     ]
-    headings = ["task", "schedule", "order", "epochs", "rate", "processor time", *MEASURES.values()]
+    headings = ["task", "schedule", "order", "epochs", "rate", "seeds", "processor time", *MEASURES.values()]
     headings += ["training loss / RR's at this rate"]
     headings += [f"p, {what}, {when}" for what in ("test loss", "accuracy") for when in ("same epochs", "same time")]
     return Table("Rates, spread and p", headings, rows)
