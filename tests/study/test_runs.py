@@ -246,6 +246,12 @@ def test_each_at_its_own_rate(tmp_path: Path) -> None:
     (view,) = views(found)
     assert [(entry.rate, entry.seeds) for entry in view.entries.values()] == [(0.1, (0, 1, 2, 3))] * 2
     assert missing_jobs(found, [view]) == []
+    assert best_rates(config, tmp_path) == {"rr": 0.1, "so": 0.1}
+    for seed in (0, 1):  # an epoch with the lowest loss of all, before a bad end: validation keeps it
+        kept = [epoch(0, 3.0), epoch(1, 9.0), epoch(2, 0.01), epoch(3, 8.0)]
+        write_lines(Job("rr", 1e-7, seed).record(tmp_path), [start("rr", 1e-7, seed), *kept, end(3)])
+    assert best_rates(config, tmp_path) == {"rr": 1e-7, "so": 0.1}
+    assert views(read_run(tmp_path))[0].entries["rr"].rate == 1e-7
     with pytest.raises(InputError, match="retrain, with each order at its own rate"):
         run(replace(config, arms=("grab", "retrain")), tmp_path / "other")
 

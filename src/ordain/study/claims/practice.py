@@ -20,7 +20,7 @@ from ordain import Every
 from ordain.errors import InputError
 from ordain.orders import ORDERS
 from ordain.study.report.statistics import Comparison, compare, corrected
-from ordain.study.report.views import VALID, Entry, at_rate, views
+from ordain.study.report.views import Entry, at_rate, views
 from ordain.study.runs.arms import BASELINE, parse
 from ordain.study.runs.records import Run, read_run
 from ordain.study.runs.run_folder import TRAINING, read_header, run_folders
@@ -31,6 +31,7 @@ SAME_TIME = 0.01  # costs are not measured more exactly
 COSTS = "costs.json"  # seconds of an epoch by task and arm, from `python -m benchmarks.costs`
 Costs = Mapping[tuple[str, int], Mapping[str, float]]  # by task and batch size
 MEASURES = {"train": "training loss", "test": "test loss", "accuracy": "test accuracy, %"}
+VALID = {"train": "valid", "test": "valid", "accuracy": "valid accuracy"}  # by what lengths are chosen for a measure
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,8 @@ class Point:
     epochs: int
     rate: float
     edge: bool  # whether the rate is the smallest or largest of those tried
-    valid: pd.Series  # validation loss after the last epoch, by seed, which chooses rates, schedules and lengths
     seconds: float  # of processor time for the whole run
-    values: Mapping[str, pd.Series]  # by measure and seed
+    values: Mapping[str, pd.Series]  # by seed: the measures, and validation loss and accuracy of the epoch that is kept
     same: Mapping[str, Comparison]  # with RR of as many epochs
     same_rate: float | None  # training loss over RR's of as many epochs at this very rate, on the seeds of both
     equal: Mapping[str, Comparison]  # with RR of as much processor time
@@ -76,10 +76,14 @@ def at_best_schedule(found: Sequence[Point]) -> list[Point]:
     return sorted(best.values(), key=lambda point: (point.problem, point.arm != BASELINE, point.arm, point.epochs))
 
 
-def validates_better(one: Point, other: Point) -> bool:
-    """Whether ``one`` has the lower mean validation loss, over the seeds of both: initial weights matter more."""
-    both = pd.concat([one.valid, other.valid], axis=1, join="inner").mean()
-    return bool(both.iloc[0] < both.iloc[1])
+def validates_better(one: Point, other: Point, measure: str = "test") -> bool:
+    """Whether ``one`` has the better mean validation loss (or accuracy) over the seeds of both.
+
+    Initial weights decide most of a result, so that means over different seeds cannot be compared.
+    """
+    by = VALID[measure]
+    found = compare(one.values[by], other.values[by]).difference or 0.0
+    return found > 0 if measure == "accuracy" else found < 0
 
 
 def _costs(folder: Path) -> Costs:
@@ -109,7 +113,7 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             same[measure] = corrected(pairs)
     for name, entry in shown.items():
         tried = entry.arm.rates
-        own = float(entry.epochs.cpu_seconds.drop(index=0, level="epoch").median()) * run.length
+        own = float(entry.epochs.cpu_seconds.groupby("seed").sum().median())
         yield Point(
             problem,
             decay,
@@ -118,7 +122,6 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             run.length,
             entry.rate or 0.0,
             entry.rate in (tried[0], tried[-1]),
-            entry.final(VALID),
             _seconds(costs.get((task, config["batch_size"]), {}), name, run.length) * share or own,
             values[name],
             {measure: of[name] for measure, of in same.items() if name in of},
@@ -153,13 +156,15 @@ def final_values(entry: Entry, decay: str) -> dict[str, pd.Series]:
         "train": epochs.train_loss.groupby("seed").agg(lambda of: of.tail(last).mean()),
         "test": kept.test_loss,
         "accuracy": 100 * kept.test_accuracy,
+        "valid": kept.valid_loss,
+        "valid accuracy": 100 * kept.valid_accuracy,
     }
 
 
 def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
     """Add the comparison with RR's values at the same processor time, each length at its best schedule.
 
-    Holm's p is over the orders with one schedule.
+    Holm's p is over the orders, and their lengths, with one schedule.
     """
     curves: dict[tuple[str, ...], list[Point]] = {}
     for point in at_best_schedule(found):
@@ -167,19 +172,25 @@ def _at_equal_time(found: Sequence[Point]) -> Iterator[Point]:
             curves.setdefault(point.problem, []).append(point)
     for (problem, _), mine in groupby(found, key=lambda point: (point.problem, point.decay)):
         own, rr = list(mine), sorted(curves.get(problem, ()), key=lambda point: point.seconds)
-        # Runs with a higher validation loss than a shorter one are left out: nobody would choose them.
-        worth = [one for number, one in enumerate(rr) if all(validates_better(one, other) for other in rr[:number])]
-        least = rr[0].seconds if len(rr) > 1 else math.inf
-        most = worth[-1].seconds if worth and worth[-1] is rr[-1] else math.inf  # else more epochs do not help RR
-        inside = {n for n, point in enumerate(own) if point.arm != BASELINE and least <= point.seconds <= most}
-        equal = {
-            measure: corrected(
-                {str(n): compare(own[n].values[measure], _at(own[n].seconds, worth, measure)) for n in inside}
-            )
-            for measure in MEASURES
-        }
+        equal = {measure: corrected(_equal(own, rr, measure)) for measure in MEASURES}
         for n, point in enumerate(own):
-            yield replace(point, equal={measure: of[str(n)] for measure, of in equal.items() if n in inside})
+            yield replace(point, equal={measure: of[str(n)] for measure, of in equal.items() if str(n) in of})
+
+
+def _equal(own: Sequence[Point], rr: Sequence[Point], measure: str) -> dict[str, Comparison]:
+    """Each order, by its place in ``own``, against RR of the same time; none outside RR's lengths."""
+    # Runs that validate worse than a shorter one are left out: nobody would choose them.
+    worth = [
+        one for number, one in enumerate(rr) if all(validates_better(one, other, measure) for other in rr[:number])
+    ]
+    least = rr[0].seconds * (1 - SAME_TIME) if len(rr) > 1 else math.inf
+    # If the last run is left out, more epochs do not help RR.
+    most = rr[-1].seconds * (1 + SAME_TIME) if worth and worth[-1] is rr[-1] else math.inf
+    return {
+        str(n): compare(point.values[measure], _at(point.seconds, worth, measure))
+        for n, point in enumerate(own)
+        if point.arm != BASELINE and least <= point.seconds <= most
+    }
 
 
 def _at(seconds: float, rr: Sequence[Point], measure: str) -> pd.Series:

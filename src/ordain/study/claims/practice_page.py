@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedule, validates_better
 from ordain.study.report.curves import FONTS, legend_below
-from ordain.study.report.number_text import NOTHING, counted, p_text
+from ordain.study.report.number_text import NOTHING, counted, p_equals, p_text
 from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare
 from ordain.study.runs.arms import BASELINE
@@ -25,15 +25,17 @@ _JUDGED = ("test", "accuracy")  # at equal processor time; rates are not chosen 
 _STRATIFIED = "stratified"
 _BASELINES = (BASELINE, f"{BASELINE}-ema", "flipflop", _STRATIFIED)  # do not look at gradients
 _BY_HEAD, _BY_ALL, _OTHERS = "#D55E00", "#0072B2", "#888888"  # colours
+_LEAST_GAIN, _LEAST_POINTS = 0.005, 0.3  # smaller differences in loss and accuracy are of no use, significant or not
 _LEAST_RANGE = 0.02  # of a figure's axis, as a share: smaller differences should look small
 
 
 def better(comparison: Comparison | None, measure: str) -> bool | None:
-    """Whether a significant difference is an improvement; None if there is none."""
+    """Whether a significant difference is an improvement; None if there is none, or none that is large enough."""
     if comparison is None or comparison.difference is None or len(comparison.seeds) < ENOUGH_SEEDS:
         return None
-    p = comparison.decides
-    return None if p is None or p >= LEVEL else (comparison.difference < 0) == (measure != "accuracy")
+    p, accuracy = comparison.decides, measure == "accuracy"
+    small = abs(comparison.difference) < _LEAST_POINTS if accuracy else abs(comparison.relative or 0.0) < _LEAST_GAIN
+    return None if p is None or p >= LEVEL or small else (comparison.difference > 0) == accuracy
 
 
 def title(point: Point) -> str:
@@ -74,13 +76,26 @@ def headline(found: Sequence[Point]) -> str:
             f"{MEASURES[measure].removesuffix(', %')} is {words[0]} on {len(wins) or 'none'}{_by(wins, measure)} and "
             f"{words[1]} on {lost or 'none'}"
         )
-    won = sum(True in both and False not in both for both in zip(*outcomes.values(), strict=True))
-    only = "only " if 0 < won <= len(tested) / 2 else ""
+    won = [point for point, *both in zip(tested, *outcomes.values(), strict=True) if True in both and False not in both]
+    only = "only " if 0 < len(won) <= len(tested) / 2 else ""
     compared = "at the same processor time as random reshuffling with its own best rate and schedule"
-    free = [title(point) for point in tested if any(_no_worse(other, point) for other in shown)]
-    more = f" On {' and '.join(free)}, stratified order, which costs nothing, has as low a test loss." if free else ""
-    on = f"{only}on {won or 'none'} of {counted(len(tested), 'task')}"
-    return f"Ordering pays {on}: {compared}, {'; '.join(told)}.{more}"
+    on = f"{only}on {len(won) or 'none'} of {counted(len(tested), 'task')}"
+    free = [_against_free(point, other) for point in won for other in shown if _is_stratified(other, point)]
+    return " ".join([f"Ordering pays {on}: {compared}, {'; '.join(told)}.", *free])
+
+
+def _is_stratified(other: Point, point: Point) -> bool:
+    """Whether this is stratified order on the same problem, of as many epochs."""
+    return (other.problem, other.epochs, other.arm) == (point.problem, point.epochs, _STRATIFIED)
+
+
+def _against_free(point: Point, stratified: Point) -> str:
+    """How an order that learns compares with stratified order, which costs nothing."""
+    found = compare(point.values["test"], stratified.values["test"])
+    size = f"{100 * abs(found.relative or 0.0):.1f} % {'lower' if (found.relative or 0.0) < 0 else 'higher'}"
+    what = {True: "it is better than", False: "it is worse than", None: "no difference was found from"}
+    than = f"{what[better(found, 'test')]} stratified order, which costs nothing"
+    return f"On {title(point)}, {than} (test loss {size}, {p_equals(found.p)})."
 
 
 def _by(wins: Sequence[Comparison], measure: str) -> str:
@@ -93,14 +108,6 @@ def _by(wins: Sequence[Comparison], measure: str) -> str:
     return f" (by {' to '.join(ends)} {'points' if accuracy else '%'})"
 
 
-def _no_worse(other: Point, point: Point) -> bool:
-    """Whether this is stratified order of as many epochs as ``point``, with a test loss as low."""
-    same = (other.problem, other.epochs) == (point.problem, point.epochs)
-    if not same or other.arm != _STRATIFIED:
-        return False
-    return (compare(other.values["test"], point.values["test"]).difference or 0.0) <= 0
-
-
 def table(found: Sequence[Point]) -> Table:
     """For each task, the best order that learns, next to RR of as many epochs and of more time, over common seeds."""
     rows = []
@@ -108,7 +115,7 @@ def table(found: Sequence[Point]) -> Table:
     for problem in _of(shown):
         mine = [point for point in shown if point.problem == problem]
         told = _best_and_rr(mine)
-        seeds = sorted(set.intersection(*(set(point.valid.index) for point in told)))
+        seeds = sorted(set.intersection(*(set(point.values["valid"].index) for point in told)))
         for number, point in enumerate(told):
             loss, accuracy = (point.values[measure][seeds].mean() for measure in _JUDGED)
             rows.append(
@@ -129,7 +136,7 @@ def table(found: Sequence[Point]) -> Table:
 def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
     """RR of as many epochs as the best order that learns, and of its time or more; stratified order; and that order."""
     rr = [point for point in mine if point.arm == BASELINE]
-    others = [point for point in mine if point.arm not in _BASELINES and (point.equal or len(rr) == 1)]
+    others = [point for point in mine if point.arm not in _BASELINES]
     if not others:
         return rr
     best = reduce(lambda one, other: other if validates_better(other, one) else one, others)
@@ -141,7 +148,7 @@ def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
 def _judged(point: Point) -> str:
     """Whether each measure is better than RR's at equal processor time."""
     if not point.equal:
-        return NOTHING
+        return NOTHING if point.arm == BASELINE else "RR was not run for as long"
     if len(point.equal["test"].seeds) < ENOUGH_SEEDS:
         return f"too few seeds ({len(point.equal['test'].seeds)})"
     words = {True: "better", False: "worse", None: "no difference found"}
@@ -167,7 +174,7 @@ def details(found: Sequence[Point]) -> Table:
             point.label,
             str(point.epochs),
             f"{point.rate:g}{'*' if point.edge else ''}",
-            str(len(point.valid)),
+            str(len(point.values["valid"])),
             _time(found, point),
             *(_value(point, measure) for measure in MEASURES),
             NOTHING if point.same_rate is None else f"{100 * (point.same_rate - 1):+.1f} %",

@@ -152,14 +152,18 @@ def _best_rate(run: Run, arm: Arm) -> float | None:
     """The rate with the lowest mean validation loss after the last epoch; ties go to the larger rate.
 
     Rates at which a seed diverged or was refused are excluded. A single remaining rate needs no validation loss. Under
-    protocol ``"each"`` only the seeds that ran at every rate decide.
+    protocol ``"each"`` only the seeds that ran at every rate decide, by the epoch that validation keeps.
     """
-    jobs = select(run.jobs, arm.name)
-    if run.config.get("protocol") == "each":
+    jobs, each = select(run.jobs, arm.name), run.config.get("protocol") == "each"
+    if each:
         jobs = jobs[jobs.index.isin(_list(run, "seeds", int)[:TUNING_SEEDS], level="seed")]
     lost = jobs[jobs.state.isin(_LOST)].index.unique("lr")
     done = jobs[(jobs.state == DONE) & (jobs.epoch == run.length)].drop(lost, level="lr")
-    losses = {lr: [number_or_none(loss) for loss in of] for lr, of in done.valid_loss.groupby("lr")}
+    judged = done.valid_loss
+    if each:
+        of_each = select(run.epochs, arm.name).valid_loss.drop(index=0, level="epoch").groupby(["lr", "seed"])
+        judged = of_each.min().reindex(done.index)
+    losses = {lr: [number_or_none(loss) for loss in of] for lr, of in judged.groupby("lr")}
     return next(iter(losses)) if len(losses) == 1 else best_rate(losses)
 
 

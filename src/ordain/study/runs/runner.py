@@ -181,7 +181,9 @@ def best_rates(config: RunConfig, out: Path) -> dict[str, float] | None:
             record = read_record(job.record(out))
             if record.end is None:
                 return None
-            losses[job.lr].append(record.epochs[-1].valid_loss if record.state == DONE else None)
+            judged = record.epochs[-1:] if paper else record.epochs[1:]  # the last, or the one that validation keeps
+            known = [epoch.valid_loss for epoch in judged if epoch.valid_loss is not None]
+            losses[job.lr].append(min(known, default=None) if record.state == DONE else None)
         best = best_rate(losses)
         if best is not None:
             found[arm] = best
