@@ -209,7 +209,7 @@ def test_exponents_on_data(exponent: float, said: str, tmp_path: Path) -> None:
     title = "The exponent of n, on regularised logistic regression"
     verdict, measured = found(tmp_path, title)
     assert verdict == said
-    assert f"GraB n^({exponent:.2f} ± 0.00) (theorem: n^-2)" in measured
+    assert f"GraB n^({exponent:.2f} ± 0.00) (bound: n^-2)" in measured
 
 
 def gain_of(tmp_path: Path, ours: list[float], theirs: list[float], **more: Any) -> pays.Gain:

@@ -63,7 +63,15 @@ def test_exponents() -> None:
         records.append(
             {"problem": "digits", "n": n, "order": "rr", "decay": decay, "seed": seed, "gap": gap, "examples": n}
         )
-    assert config.by_examples(records, "digits", "rr").mean == pytest.approx(-1.5)
+    exact = config.by_examples(records, "digits", "rr")
+    assert exact.mean == pytest.approx(-1.5)
+    assert exact.error == pytest.approx(0, abs=1e-6)
+    for record in records:  # a gap that is off the line counts as an error of its slope
+        record["gap"] = [[gap * (2.0 if record["n"] == 200 else 1.0) for gap in of] for of in record["gap"]]
+    off = config.by_examples(records, "digits", "rr")
+    assert off.mean == pytest.approx(-1.5)
+    residuals = np.log(2) * np.array([-1, 2, -1]) / 3
+    assert off.error == pytest.approx(np.sqrt(residuals @ residuals / (2 * np.log(2) ** 2)))
     assert config.by_epochs(records, "digits", "rr").mean == pytest.approx(-2)
 
 
@@ -81,4 +89,4 @@ def test_a_quick_run(tmp_path: Path) -> None:
     by_n, by_length = study.sentences(tmp_path)
     assert "falls like random reshuffling n^(" in by_n
     assert "and GraB K^(" in by_length
-    assert by_n.count("(theorem: n^") == by_length.count("(theorem: K^-2)") == 2
+    assert by_n.count("(bound: n^") == by_length.count("(bound: K^-2)") == 2

@@ -189,8 +189,9 @@ def test_batch_sizes_and_numbers_of_examples(folder: Path) -> None:
     found = practice.points(folder)
     rows = {row[1:4]: row[4:] for row in practice_page.sweeps(found).rows}
     assert set(rows) == {("64", "54,000", "GraB"), ("256", "54,000", "GraB"), ("64", "1,000", "GraB")}
-    assert rows["256", "54,000", "GraB"][0].startswith("-50.00 % (p = ")
-    assert rows["64", "1,000", "GraB"][0].startswith("+0.00 % (p = ")
+    assert rows["256", "54,000", "GraB"][1].startswith("-50.00 % (p = ")
+    assert rows["64", "1,000", "GraB"][1].startswith("+0.00 % (p = ")
+    assert (rows["64", "54,000", "GraB"][0], rows["256", "54,000", "GraB"][0]) == ("1.50", "1.00")
     # They have no row of their own where RR has several lengths, and costs are of the usual batch size only.
     assert {point.problem for point in practice_page.main_points(found)} == {("mnist", "64", "None")}
     # The costs are 2 and 3 seconds; the records of every run say 2.
@@ -214,8 +215,8 @@ def test_an_order_that_pays_is_compared_with_stratified_order(folder: Path) -> N
     told = practice_page.headline(practice.points(folder))
     assert "Ordering pays on 1 of 1 task" in told
     assert told.endswith(
-        "On Logistic regression on MNIST, no difference was found from stratified order, which costs nothing (test loss "
-        "0.3 % lower, p < 1e-16)."
+        "On Logistic regression on MNIST, no difference was found from stratified order, which costs nothing (test "
+        "loss 0.3 % lower, p < 1e-16)."
     )
     write(folder, 4, {"rr": {0.1: 0.6, 0.2: 0.5}, "grab": {0.2: 0.3}, "stratified": {0.2: 0.25}})
     assert "it is worse than stratified order" in practice_page.headline(practice.points(folder))

@@ -191,15 +191,19 @@ def details(found: Sequence[Point]) -> Table:
 def sweeps(found: Sequence[Point]) -> Table:
     """Tasks with several batch sizes or numbers of examples: every order against RR of as many epochs."""
     rows = []
+    shown = at_best_schedule(found)
     tasks = [problem[0] for problem in _of(found)]
-    for point in at_best_schedule(found):
+    rr = {(point.problem, point.epochs): point.seconds for point in shown if point.arm == BASELINE}
+    for point in shown:
         task, size, limit = point.problem
         if tasks.count(task) > 1 and point.same and point.arm not in _BASELINES:
             cells = (_gain(point.same[measure], measure) for measure in MEASURES)
             examples = f"{TASKS[task].examples:,}" if limit == "None" else f"{int(limit):,}"
-            rows.append((TASKS[task].title, size, examples, point.label, *cells))
-    headings = ["task", "batch size", "examples", "order", *(name.removesuffix(", %") for name in MEASURES.values())]
-    return Table("By batch size and number of examples", headings, rows)
+            time = f"{point.seconds / rr[point.problem, point.epochs]:.2f}"
+            rows.append((TASKS[task].title, size, examples, point.label, time, *cells))
+    names = [name.removesuffix(", %") for name in MEASURES.values()]
+    headings = ["task", "batch size", "examples", "order", "processor time / RR's", *names]
+    return Table("By batch size and number of examples, for as many epochs", headings, rows)
 
 
 def _gain(comparison: Comparison, measure: str) -> str:
