@@ -19,12 +19,12 @@ from ordain.errors import GradientError, InputError, MemoryLimitError, StepError
 from ordain.gradients import Gradients
 from ordain.gradients.memory import scratch, shrinking
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.clock import Clock
 from ordain.orders.cursor import Cursor
 from ordain.orders.order import Order
 from ordain.orders.report import Report, report
 from ordain.orders.saved_state import State, array
 from ordain.orders.sign_log import OrderLog, Settle
+from ordain.orders.steps import Clock
 from ordain.orders.units import Indices
 
 __all__ = ["Greedy", "Herding"]

@@ -22,7 +22,6 @@ from ordain.errors import ArgumentError, InputError, StepError
 from ordain.gradients import Collected, Sketch, Source, as_gradients, rescaled
 from ordain.gradients.sources import is_head, source_for
 from ordain.orders.arrangement import Arrangement
-from ordain.orders.clock import Clock
 from ordain.orders.coordination import Coordinator
 from ordain.orders.cursor import Cursor
 from ordain.orders.intake import Intake, number_of
@@ -31,7 +30,7 @@ from ordain.orders.options import keywords, refuse_unknown
 from ordain.orders.preconditioning import Preconditioner
 from ordain.orders.saved_state import STATE_VERSION, State, check_fields, check_identity, converted
 from ordain.orders.schedule import Learning, Schedule
-from ordain.orders.steps import Steps
+from ordain.orders.steps import Clock, Steps
 from ordain.orders.units import Indices, Units, check_group, check_n, runs
 from ordain.orders.view import view_of
 from ordain.orders.watched_model import WatchedModel

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ordain import herding
-from ordain.orders.clock import Clock
+from ordain.orders.steps import Clock
 
 _RANDOM = 5  # random orders to compare with
 _HOLDS, _STALE = 0.5, 0.2
