@@ -104,7 +104,7 @@ def test_the_page_begins_with_it(folder: Path) -> None:
     assert lines[start : start + 3] == [
         "| Logistic regression on MNIST | random reshuffling | 4 | 1.00 | 0.500 | 90.0 | - |",
         "|  | random reshuffling | 8 | 2.00 | 0.300 | 90.0 | - |",
-        "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no difference found |",
+        "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no clear difference |",
     ]
     (detailed,) = (line for line in lines[start + 3 :] if "| GraB |" in line)
     assert r"| 4 | 0.4\* | 5 | 1.50 | 0.4000 ± 0.0016 |" in detailed
@@ -215,7 +215,7 @@ def test_an_order_that_pays_is_compared_with_stratified_order(folder: Path) -> N
     told = practice_page.headline(practice.points(folder))
     assert "Ordering pays on 1 of 1 task" in told
     assert told.endswith(
-        "On Logistic regression on MNIST, no difference was found from stratified order, which costs nothing (test "
+        "On Logistic regression on MNIST, there is no clear difference from stratified order, which costs nothing (test "
         "loss 0.3 % lower, p < 1e-16)."
     )
     write(folder, 4, {"rr": {0.1: 0.6, 0.2: 0.5}, "grab": {0.2: 0.3}, "stratified": {0.2: 0.25}})
@@ -236,6 +236,13 @@ def test_accuracy_has_its_own_curve(folder: Path) -> None:
     assert grab.equal["test"].difference == pytest.approx(0.4 - 0.5)
     share = np.log(12 / 8) / np.log(2)
     assert grab.equal["accuracy"].difference == pytest.approx(90 - (90 + 4 * share))
+    # More time than RR's longest run: its loss would not improve, but its accuracy might.
+    (folder / "costs.json").write_text(json.dumps({"seconds": {"mnist": {"rr": 2.0, "grab": 7.0}}}))
+    found = practice.points(folder)
+    (grab,) = (point for point in found if point.arm == "grab")
+    assert set(grab.equal) == {"train", "test"}
+    assert practice_page.table(found).rows[-1][-1] == "loss better, accuracy RR was not run for as long"
+    assert "test loss is lower on 1 (by 20.0 %)" in practice_page.headline(found)
 
 
 def test_rates_are_chosen_by_the_epoch_that_is_kept(folder: Path) -> None:

@@ -67,7 +67,7 @@ def headline(found: Sequence[Point]) -> str:
     tested = [point for point in tested if point.equal and point.arm not in _BASELINES]
     if not tested:
         return ""
-    outcomes = {measure: [better(point.equal[measure], measure) for point in tested] for measure in _JUDGED}
+    outcomes = {measure: [better(point.equal.get(measure), measure) for point in tested] for measure in _JUDGED}
     told = []
     for measure, words in zip(_JUDGED, (("lower", "higher"), ("higher", "lower")), strict=True):
         wins = [point.equal[measure] for point, won in zip(tested, outcomes[measure], strict=True) if won]
@@ -93,7 +93,7 @@ def _against_free(point: Point, stratified: Point) -> str:
     """How an order that learns compares with stratified order, which costs nothing."""
     found = compare(point.values["test"], stratified.values["test"])
     size = f"{100 * abs(found.relative or 0.0):.1f} % {'lower' if (found.relative or 0.0) < 0 else 'higher'}"
-    what = {True: "it is better than", False: "it is worse than", None: "no difference was found from"}
+    what = {True: "it is better than", False: "it is worse than", None: "there is no clear difference from"}
     than = f"{what[better(found, 'test')]} stratified order, which costs nothing"
     return f"On {title(point)}, {than} (test loss {size}, {p_equals(found.p)})."
 
@@ -147,16 +147,21 @@ def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
 
 def _judged(point: Point) -> str:
     """Whether each measure is better than RR's at equal processor time."""
-    if not point.equal:
-        return NOTHING if point.arm == BASELINE else "RR was not run for as long"
-    if len(point.equal["test"].seeds) < ENOUGH_SEEDS:
-        return f"too few seeds ({len(point.equal['test'].seeds)})"
-    words = {True: "better", False: "worse", None: "no difference found"}
-    told = [words[better(point.equal[measure], measure)] for measure in _JUDGED]
+    if point.arm == BASELINE:
+        return NOTHING
+    told = [_word(point.equal.get(measure), measure) for measure in _JUDGED]
     if len(set(told)) == 1:
         return told[0]
     names = (MEASURES[measure].removeprefix("test ").removesuffix(", %") for measure in _JUDGED)
     return ", ".join(f"{name} {word}" for name, word in zip(names, told, strict=True))
+
+
+def _word(found: Comparison | None, measure: str) -> str:
+    if found is None:
+        return "RR was not run for as long"
+    if len(found.seeds) < ENOUGH_SEEDS:
+        return f"too few seeds ({len(found.seeds)})"
+    return {True: "better", False: "worse", None: "no clear difference"}[better(found, measure)]
 
 
 def _time(found: Sequence[Point], point: Point) -> str:
