@@ -215,8 +215,8 @@ def test_an_order_that_pays_is_compared_with_stratified_order(folder: Path) -> N
     told = practice_page.headline(practice.points(folder))
     assert "Ordering pays on 1 of 1 task" in told
     assert told.endswith(
-        "On Logistic regression on MNIST, there is no clear difference from stratified order, which costs nothing (test "
-        "loss 0.3 % lower, p < 1e-16)."
+        "On Logistic regression on MNIST, there is no clear difference from stratified order, which costs nothing "
+        "(test loss 0.3 % lower, p < 1e-16)."
     )
     write(folder, 4, {"rr": {0.1: 0.6, 0.2: 0.5}, "grab": {0.2: 0.3}, "stratified": {0.2: 0.25}})
     assert "it is worse than stratified order" in practice_page.headline(practice.points(folder))
