@@ -222,6 +222,15 @@ def test_an_order_that_pays_is_compared_with_stratified_order(folder: Path) -> N
     assert "it is worse than stratified order" in practice_page.headline(practice.points(folder))
 
 
+def test_an_order_as_fast_as_the_only_length_of_rr(tmp_path: Path) -> None:
+    write(tmp_path, 4, {"rr": {0.2: 0.5}, "grab": {0.2: 0.3}, "stratified": {0.2: 0.4}})
+    costs = {"rr": 2.0, "grab": 2.1, "stratified": 1.99}
+    (tmp_path / "costs.json").write_text(json.dumps({"seconds": {"mnist": costs}}))
+    equal = {point.arm: point.equal for point in practice.points(tmp_path)}
+    assert equal["stratified"]["test"].difference == pytest.approx(0.4 - 0.5, abs=1e-3)
+    assert not equal["grab"]
+
+
 def test_accuracy_has_its_own_curve(folder: Path) -> None:
     """RR's 8 epochs have the higher loss, and are left out for it, but the higher accuracy."""
     write(folder, 8, {"rr": {0.1: 0.55, 0.2: 0.56}})

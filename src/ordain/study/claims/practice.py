@@ -183,7 +183,7 @@ def _equal(own: Sequence[Point], rr: Sequence[Point], measure: str) -> dict[str,
     worth = [
         one for number, one in enumerate(rr) if all(validates_better(one, other, measure) for other in rr[:number])
     ]
-    least = rr[0].seconds * (1 - SAME_TIME) if len(rr) > 1 else math.inf
+    least = rr[0].seconds * (1 - SAME_TIME) if rr else math.inf
     # If the last run is left out, more epochs do not help RR.
     most = rr[-1].seconds * (1 + SAME_TIME) if worth and worth[-1] is rr[-1] else math.inf
     return {
