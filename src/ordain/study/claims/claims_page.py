@@ -128,12 +128,12 @@ def _page(run: Path, name: str) -> Path:
 
 def _pays_table(found: list[Gain]) -> Table:
     rates = {run: len({gain.rate for gain in found if gain.run == run}) for run in {gain.run for gain in found}}
-    best = {run: " (RR's best)" if count > 1 else " (the only one)" for run, count in rates.items()}
+    best = {run: " (RR's best{})" if count > 1 else " (the only one)" for run, count in rates.items()}
     rows = [
         (
             gain.run,
             gain.label,
-            f"{gain.rate:g}" + (best[gain.run] if gain.best else ""),
+            f"{gain.rate:g}" + (best[gain.run].format("*" * gain.edge) if gain.best else ""),
             *(NOTHING if ratio is None else f"{ratio:.2f}" if ratio else "never" for ratio in gain.medians),
             f"{100 * gain.relative:+.2f} %",
             p_text(gain.loss.decides),

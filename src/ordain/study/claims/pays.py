@@ -43,6 +43,7 @@ class Gain:
     arm: str  # which order
     rate: float  # learning rate of both
     best: bool  # whether it is RR's best rate
+    edge: bool  # whether it is the smallest or the largest rate that RR was run at
     # RR's epochs to its lowest training loss (within 0.1 %) divided by the arm's; 0 if never reached.
     epochs: tuple[float, ...]
     seconds: tuple[float, ...]  # the same ratio for CPU time; empty if not recorded
@@ -96,7 +97,9 @@ def _gain(run: Run, name: str, arm: str, rate: float, best: float | None) -> Gai
     epochs = (rr_until.epoch / until.epoch).fillna(0.0)
     seconds = (rr_until.seconds / until.seconds).mask(never, 0.0)[rr_until.seconds > 0]
     loss = compare(ours.train_loss, theirs.train_loss)
-    return Gain(name, arm, rate, rate == best, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss)
+    tried = run.arms[BASELINE].rates
+    edge = rate in (tried[0], tried[-1])
+    return Gain(name, arm, rate, rate == best, edge, tuple(epochs), tuple(seconds[np.isfinite(seconds)]), loss)
 
 
 @rc_context(FONTS)

@@ -112,7 +112,6 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             pairs = {name: compare(of, values[BASELINE][measure]) for name, of in others.items()}
             same[measure] = corrected(pairs)
     for name, entry in shown.items():
-        tried = entry.arm.rates
         own = float(entry.epochs.cpu_seconds.groupby("seed").sum().median())
         yield Point(
             problem,
@@ -121,7 +120,7 @@ def _of_run(run: Run, costs: Costs) -> Iterator[Point]:
             entry.arm.label,
             run.length,
             entry.rate or 0.0,
-            entry.rate in (tried[0], tried[-1]),
+            entry.at_edge,
             _seconds(costs.get((task, config["batch_size"]), {}), name, run.length) * share or own,
             values[name],
             {measure: of[name] for measure, of in same.items() if name in of},

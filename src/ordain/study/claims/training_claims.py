@@ -56,7 +56,7 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     ours, theirs = evidence.entry(task, "grab"), evidence.entry(task, BASELINE)
     if view is None or comparison is None or ours is None or theirs is None:
         return NOT_RUN
-    rate = "RR's best rate" if len(theirs.arm.rates) > 1 else "the only rate"
+    rate = f"RR's best rate{_star(theirs)}" if len(theirs.arm.rates) > 1 else "the only rate"
     said = [f"At {rate}: {numbers(ours, theirs, metric, comparison)}"]
     # The mean over the last epochs is less noisy than the last iterate; it is reported but does not vote.
     said += _told(f"Mean over the last {LAST} epochs", compare(*(_late(entry, metric) for entry in (ours, theirs))))
@@ -69,10 +69,15 @@ def _faster(task: str, metric: Metric, evidence: Evidence) -> Finding:
     if tuned is not None and tuned.name == "own" and (own := tuned.shown.get("grab")) is not None:
         found, baseline = tuned.comparisons(metric).get("grab"), tuned.baseline("grab")
         if found and baseline and own.rate != ours.rate:
-            said.append(f"At its own best rate: {numbers(own, baseline, metric, found)}")
+            said.append(f"At its own best rate{_star(own)}: {numbers(own, baseline, metric, found)}")
     words = {HELPS: HOLDS, WORSE: FAILS}
     figure = evidence.figure(task, f"rr-{metric.name}-epochs")
     return Finding(words.get(verdict(comparison), OPEN), tuple(said), figure)
+
+
+def _star(entry: Entry) -> str:
+    """The mark of a rate at the edge of those tried."""
+    return "*" if entry.at_edge else ""
 
 
 def _told(what: str, found: Comparison) -> list[str]:
@@ -146,7 +151,7 @@ class _Comparison:
                 continue
             votes.append(_vote(self.expected, found, theirs.final(TRAIN).mean()))
             whose = theirs.arm.label if self.against != BASELINE else "RR"
-            lines.append(f"{task}: {numbers(ours, theirs, TRAIN, found, whose=whose)}")
+            lines.append(f"{task}{_star(theirs)}: {numbers(ours, theirs, TRAIN, found, whose=whose)}")
         return votes if self.counts else [], lines
 
 

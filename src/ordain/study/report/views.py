@@ -53,6 +53,11 @@ class Entry:
     reason: str = ""  # why jobs are missing, or ""
 
     @property
+    def at_edge(self) -> bool:
+        """Whether the rate is the smallest or the largest of those tried: one beyond it may be better."""
+        return self.rate in (self.arm.rates[0], self.arm.rates[-1])
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds of the finished jobs."""
         return tuple(map(int, self.jobs.index))
