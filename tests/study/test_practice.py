@@ -104,7 +104,7 @@ def test_the_page_begins_with_it(folder: Path) -> None:
     assert lines[start : start + 3] == [
         "| Logistic regression on MNIST | random reshuffling | 4 | 1.00 | 0.500 | 90.0 | - |",
         "|  | random reshuffling | 8 | 2.00 | 0.300 | 90.0 | - |",
-        "|  | GraB | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no clear difference |",
+        "|  | GraB: GraB(model, n) | 4 | 1.50 | 0.400 | 90.0 | loss worse, accuracy no clear difference |",
     ]
     (detailed,) = (line for line in lines[start + 3 :] if "| GraB |" in line)
     assert r"| 4 | 0.4\* | 5 | 1.50 | 0.4000 ± 0.0016 |" in detailed
@@ -207,7 +207,7 @@ def test_stratified_order_is_a_baseline(folder: Path) -> None:
     alone = compare(stratified.values["test"], rr.values["test"])
     assert stratified.equal["test"].difference == pytest.approx(alone.difference)
     assert "stratified" not in practice_page.headline(found)  # GraB does not pay
-    assert [row[1] for row in practice_page.table(found).rows][-2:] == ["stratified", "GraB"]
+    assert [row[1] for row in practice_page.table(found).rows][-2:] == ["stratified", "GraB: GraB(model, n)"]
 
 
 def test_an_order_that_pays_is_compared_with_stratified_order(folder: Path) -> None:

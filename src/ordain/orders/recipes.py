@@ -32,6 +32,17 @@ class Recipe:
     needs_labels: bool = False  # build() takes labels=, the class of each example
     learn: Schedule = field(default_factory=Always)  # in which epochs it learns, if it does
 
+    @property
+    def call(self) -> str:
+        """How to write it in Python; empty for orders that do not learn.
+
+        >>> ORDERS["herding-head"].call, ORDERS["rr"].call
+        ("Herding(model, n, params='head', sketch=1024)", '')
+        """
+        build, options = (self.build.func, self.build.keywords) if isinstance(self.build, partial) else (self.build, {})
+        words = ["model", "n", *(f"{name}={value!r}" for name, value in options.items())]
+        return f"{build.__name__}({', '.join(words)})" if isinstance(build, type) else ""
+
 
 def _oblivious(order: type) -> Callable[..., Order]:
     def build(

@@ -12,12 +12,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ordain.orders import ORDERS
 from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedule, validates_better
 from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_equals, p_text
 from ordain.study.report.page import Table
 from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare
-from ordain.study.runs.arms import BASELINE
+from ordain.study.runs.arms import BASELINE, parse
 from ordain.study.style import finish, grid_figure, style
 from ordain.study.tasks import TASKS
 
@@ -121,7 +122,7 @@ def table(found: Sequence[Point]) -> Table:
             rows.append(
                 (
                     "" if number else title(point),
-                    point.label,
+                    point.label + (f": {call}" if (call := ORDERS[parse(point.arm).order].call) else ""),
                     str(point.epochs),
                     _time(shown, point),
                     f"{loss:.3f}",
