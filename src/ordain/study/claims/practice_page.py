@@ -288,7 +288,7 @@ def _panel(axes: Axes, shown: Sequence[Point], problem: tuple[str, ...], measure
             mean, error = table[numbers].mean(), table[numbers].std()
             at = [seconds for seconds, _ in mine]
             axes.errorbar(at, mean, yerr=error, capsize=2, label=own[numbers[0]].label, **look)
-    axes.set_xlim(left=0)  # so that costs can be compared by eye
+    axes.set_xlim(0, 1.06 * max(point.seconds for point in own))  # from 0, so that costs can be compared by eye
     low, high = axes.get_ylim()
     half = max((high - low) / 2, _LEAST_RANGE * abs(low + high) / 4)
     axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)

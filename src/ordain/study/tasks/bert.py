@@ -1,4 +1,4 @@
-"""BERT-Tiny's shape on SST-2 and QNLI (the paper's fourth task): from random weights, or from pretrained ones."""
+"""A BERT of BERT-Tiny's size on SST-2 and QNLI (the paper's fourth task): from random weights, or from pretrained ones."""
 
 from __future__ import annotations
 
