@@ -1,4 +1,4 @@
-"""A BERT of BERT-Tiny's size on SST-2 and QNLI (the paper's fourth task): from random weights, or from pretrained ones."""
+"""A BERT of BERT-Tiny's size on SST-2 and QNLI (the paper's fourth task), from random or pretrained weights."""
 
 from __future__ import annotations
 
