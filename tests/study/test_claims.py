@@ -325,7 +325,7 @@ def test_the_readme_has_the_numbers_of_the_records(tuned: list[practice.Point]) 
     lines = [line.strip("|") for line in (ROOT / "README.md").read_text().splitlines()]
     table = [[cell.strip() for cell in line.split("|")] for line in lines if line.count("|") == 5][2:]
     assert {row[0] for row in table} == {"", *tasks.values()}
-    name = ""
+    name, first = "", 0.0
     for row in table:
         name = row[0] or name
         task = next(task for task in tasks if tasks[task] == name)
@@ -333,8 +333,8 @@ def test_the_readme_has_the_numbers_of_the_records(tuned: list[practice.Point]) 
         mine = [point for point in practice.at_best_schedule(tuned) if point.problem[0] == task]
         (point,) = (point for point in mine if (point.arm, str(point.epochs)) == (arm, row[2]))
         loss, accuracy = (point.values[measure].mean() for measure in ("test", "accuracy"))
-        least = min(point.seconds for point in mine if point.arm == "rr")
-        assert row[3:] == [f"{point.seconds / least:.2f}", f"{loss:.3f}", f"{accuracy:.1f} %"]
+        first = point.seconds if row[0] else first
+        assert row[3:] == [f"{point.seconds / first:.2f}", f"{loss:.3f}", f"{accuracy:.1f} %"]
         assert len(point.values["test"]) >= 5
 
 
@@ -348,7 +348,9 @@ def test_the_readme_says_what_the_records_say(tuned: list[practice.Point]) -> No
     assert f"(p = {test.holm:.2g}); no clear difference in accuracy (p = {accuracy.holm:.2g})" in told
     free = stratified.equal["test"]
     assert f"`Stratified(labels)` is {-100 * free.relative:.1f} % below (p = {free.holm:.2g})" in told
-    better = {key: practice_page.better(point[key].equal["test"], "test") for key in point if key[1] == "herding-head"}
+    better = {
+        key: practice_page.better(point[key].equal.get("test"), "test") for key in point if key[1] == "herding-head"
+    }
     assert better["cifar10", "herding-head", 8] is True
     assert practice_page.better(accuracy, "accuracy") is None
     for task in ("cifar10-augmented", "gpt", "sst2"):
