@@ -260,3 +260,18 @@ def test_rates_are_chosen_by_the_epoch_that_is_kept(folder: Path) -> None:
         write_job(folder / "cosine-4-64-None", "rr", 0.1, seed, [0.01, 0.7, 0.45, 0.8, 0.9])
     (rr,) = (point for point in practice.points(folder) if (point.arm, point.epochs) == ("rr", 4))
     assert (rr.rate, rr.values["valid"].mean(), rr.values["train"].mean()) == (0.1, 0.45, pytest.approx(0.9))
+
+
+def test_the_table_accounts_for_the_number_of_tasks(folder: Path) -> None:
+    """A p of 0.03 pays where it is the only one, not as one of two."""
+    points = practice.points(folder)
+    rr, one = (next(point for point in points if (point.arm, point.epochs) == (arm, 4)) for arm in ("rr", "grab"))
+    longer = next(point for point in points if point.epochs == 8)
+    weak = replace(compare({0: 1.0}, {0: 2.0}), seeds=tuple(range(5)), p=0.03, holm=0.03)
+    one = replace(one, equal={"test": weak, "accuracy": replace(weak, difference=1.0)})
+    assert "pays on 1 of 1 task" in practice_page.headline([rr, longer, one])
+    other = [replace(point, problem=("digits", "32", "None")) for point in (rr, longer, one)]
+    assert "pays on none of 2 tasks" in practice_page.headline([rr, longer, one, *other])
+    assert [row[-1] for row in practice_page.table([rr, longer, one, *other]).rows if row[1].startswith("GraB")] == [
+        "no clear difference"
+    ] * 2

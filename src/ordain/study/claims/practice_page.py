@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from textwrap import fill
 from typing import Any
@@ -17,7 +18,7 @@ from ordain.study.claims.practice import LEVEL, MEASURES, Point, at_best_schedul
 from ordain.study.report.curves import FONTS, legend_below
 from ordain.study.report.number_text import NOTHING, counted, p_equals, p_text
 from ordain.study.report.page import Table
-from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare
+from ordain.study.report.statistics import ENOUGH_SEEDS, Comparison, compare, holm
 from ordain.study.runs.arms import BASELINE, parse
 from ordain.study.style import finish, grid_figure, style
 from ordain.study.tasks import TASKS
@@ -63,9 +64,8 @@ def main_points(found: Sequence[Point]) -> list[Point]:
 
 def headline(found: Sequence[Point]) -> str:
     """One sentence: on how many tasks the order in the table beats RR at equal processor time, and by how much."""
-    shown = main_points(found)
-    tested = [point for problem in _of(shown) for point in _best_and_rr([p for p in shown if p.problem == problem])]
-    tested = [point for point in tested if point.equal and point.arm not in _BASELINES]
+    rows = _rows(found)
+    tested = [point for row in rows for point in row if point.equal and point.arm not in _BASELINES]
     if not tested:
         return ""
     outcomes = {measure: [better(point.equal.get(measure), measure) for point in tested] for measure in _JUDGED}
@@ -81,7 +81,9 @@ def headline(found: Sequence[Point]) -> str:
     only = "only " if 0 < len(won) <= len(tested) / 2 else ""
     compared = "at the same processor time as random reshuffling with its own best rate and schedule"
     on = f"{only}on {len(won) or 'none'} of {counted(len(tested), 'task')}"
-    free = [_against_free(point, other) for point in won for other in shown if _is_stratified(other, point)]
+    free = [
+        _against_free(point, other) for point in won for row in rows for other in row if _is_stratified(other, point)
+    ]
     return " ".join([f"Ordering pays {on}: {compared}, {'; '.join(told)}.", *free])
 
 
@@ -113,9 +115,7 @@ def table(found: Sequence[Point]) -> Table:
     """For each task, the best order that learns, next to RR of as many epochs and of more time, over common seeds."""
     rows = []
     shown = main_points(found)
-    for problem in _of(shown):
-        mine = [point for point in shown if point.problem == problem]
-        told = _best_and_rr(mine)
+    for told in _rows(found):
         seeds = sorted(set.intersection(*(set(point.values["valid"].index) for point in told)))
         for number, point in enumerate(told):
             loss, accuracy = (point.values[measure][seeds].mean() for measure in _JUDGED)
@@ -132,6 +132,24 @@ def table(found: Sequence[Point]) -> Table:
             )
     headings = ["task", "what you do", "epochs", "processor time", "test loss", "test accuracy, %"]
     return Table("Does it pay?", [*headings, "against RR for the same time"], rows)
+
+
+def _rows(found: Sequence[Point]) -> list[list[Point]]:
+    """The rows of the table, by task; the p of all differences that it judges are corrected for their number."""
+    shown = main_points(found)
+    rows = [_best_and_rr([point for point in shown if point.problem == problem]) for problem in _of(shown)]
+    for measure in _JUDGED:
+        equal = [point.equal.get(measure) for row in rows for point in row]
+        ps = iter(holm([None if of is None else of.decides for of in equal]))
+        rows = [[_with_p(point, measure, next(ps)) for point in row] for row in rows]
+    return rows
+
+
+def _with_p(point: Point, measure: str, p: float | None) -> Point:
+    """The point with a corrected p of the difference at equal processor time."""
+    if measure not in point.equal:
+        return point
+    return replace(point, equal={**point.equal, measure: replace(point.equal[measure], holm=p)})
 
 
 def _best_and_rr(mine: Sequence[Point]) -> list[Point]:
