@@ -41,7 +41,7 @@ def _logistic(
 
 def _bert(name: str, on: str, examples: int, seconds: float, *, batch_size: int) -> Task:
     defaults = Defaults(batch_size=batch_size, rates=(0.005, 0.001, 0.0005, 0.0001), epochs=10, weight_decay=0.01)
-    title = f"A BERT of BERT-Tiny's size on {on}"
+    title = f"Small BERT on {on}"
     return Task(name, title, name, _MODELS["bert"], examples, 4_386_178, seconds, defaults, bert, takes_weights=True)
 
 
@@ -61,7 +61,7 @@ _SST2 = _bert("sst2", "SST-2", 60_615, 1500, batch_size=1)
 _HEAD = replace(
     _SST2,
     name="sst2-head",
-    title="The head of a BERT of BERT-Tiny's size, SST-2",
+    title="Small BERT on SST-2, head only",
     model="the classifier of that BERT",
     parameters=258,
     seconds_per_epoch=500,
@@ -71,7 +71,7 @@ _HEAD = replace(
 _LORA = replace(
     _HEAD,
     name="sst2-lora",
-    title="LoRA on a BERT of BERT-Tiny's size, SST-2",
+    title="Small BERT on SST-2, LoRA",
     model="LoRA on that BERT",
     parameters=8_450,
     seconds_per_epoch=900,
