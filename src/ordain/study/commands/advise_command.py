@@ -76,7 +76,7 @@ def _check(folder: Path, data: Path, *, verify: bool) -> None:
     from ordain.study.claims.advice_check import checked, outcomes, run_pilots
     from ordain.study.runs.team import limited_threads
 
-    command = shlex.join(["ordain", "advise", str(folder)])
+    command = shlex.join(["ordain", "advise", str(folder), *([] if verify else ["--no-verify"])])
     with limited_threads(1), reporting("pilots", lines=True) as tell:
         ran = run_pilots(folder, data, verify=verify, command=command, report=tell)
     headline, found = checked(outcomes(folder), ran.pilots)
