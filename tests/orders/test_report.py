@@ -69,7 +69,7 @@ def test_the_cost_of_an_epoch() -> None:
         assert found.cost is not None
         assert found.cost > 0
         assert f"added {100 * found.cost:.0f} % to the time of this epoch" in str(found)
-    assert f"{100 * (1 + found.cost):.0f} % of the epochs" in replace(found, visited=found.possible).advice
+    assert f"for {1 + found.cost:.2f} times as many epochs" in replace(found, visited=found.possible).advice
 
 
 def test_before_the_end_of_an_epoch() -> None:

@@ -44,7 +44,7 @@ class Report:
     @property
     def advice(self) -> str:
         """What to do, as far as gradients can tell; whether the gain is worth the time, only a trial can."""
-        more = "" if self.cost is None else f" of {100 * (1 + self.cost):.0f} % of the epochs"
+        more = "" if self.cost is None else f" for {1 + self.cost:.2f} times as many epochs"
         if self.epoch == 0:
             return "The first order is random: ask again after the next epoch."
         if self.kept >= _HOLDS:

@@ -34,7 +34,7 @@ def demo(
     counts = f"{counted(epochs, 'epoch')}, {counted(seeds, 'seed')}"
     note = (
         "An illustration: all orders use the same learning rate, not their best. p: paired t-test of the final train "
-        f"loss against RR's; a verdict requires p < 0.01 and five seeds. The page: {out / 'index.html'}"
+        f"loss against RR's; a verdict requires Holm's p < 0.01 and five seeds. The page: {out / 'index.html'}"
     )
     table = compared(numbers.headings, numbers.rows)
     show(*table, notes=[note], title=f"Digits, learning rate {RATE:g}, {counts}", numbers_from=2)
